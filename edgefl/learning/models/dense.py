@@ -1,0 +1,44 @@
+"""Dense models: a linear one, and multilayer perceptrons."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch.nn.functional as F
+from pydantic import Field
+from torch import Tensor, nn
+
+from edgefl.learning.models.base import Blocks, Options, Problem
+
+
+class Dense(nn.Linear):
+    """One dense layer as a block: (B, ...) flattened to (B, in_features), to (B, out_features)."""
+
+    def __init__(self, in_features: int, out_features: int, relu: bool) -> None:
+        super().__init__(in_features, out_features)
+        self.relu = relu
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = super().forward(x.flatten(1))
+        return F.relu(y) if self.relu else y
+
+
+class LinearOptions(Options):
+    """One dense layer: softmax or linear regression."""
+
+    def blocks(self, problem: Problem) -> Blocks:
+        return (("output", partial(Dense, problem.num_inputs, problem.num_outputs, False)),)
+
+
+class MLPOptions(Options):
+    """Dense layers with ReLU between them."""
+
+    hidden: tuple[int, ...] = Field(default=(64,), min_length=1)
+    """Units of each hidden layer."""
+
+    def blocks(self, problem: Problem) -> Blocks:
+        sizes = (problem.num_inputs, *self.hidden)
+        hidden = tuple(
+            (f"hidden{i}", partial(Dense, sizes[i - 1], sizes[i], True)) for i in range(1, len(sizes))
+        )
+        return (*hidden, ("output", partial(Dense, sizes[-1], problem.num_outputs, False)))

@@ -1,0 +1,37 @@
+"""What each task minimises and reports.
+
+classification: output (B, C) logits, targets (B,) int64; cross-entropy; accuracy.
+regression: output (B, K), targets (B, K) or, for K = 1, (B,); mean squared error; rmse.
+language: output (B, T, C) logits, targets (B, T) int64; cross-entropy per token; perplexity, accuracy.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from edgefl.data import Task
+
+
+def mean_loss(task: Task, output: Tensor, targets: Tensor) -> Tensor:
+    """The loss to minimise, a 0-d tensor: mean over the batch (and over its tokens or values)."""
+    if task == "regression":
+        return F.mse_loss(output, targets.view_as(output))
+    return F.cross_entropy(output.flatten(0, -2), targets.flatten())
+
+
+def num_correct(task: Task, output: Tensor, targets: Tensor) -> int:
+    """How many labels or tokens the largest logit names; 0 for regression."""
+    return 0 if task == "regression" else int((output.argmax(-1) == targets).sum())
+
+
+def metrics(task: Task, loss: float, correct: int, num_targets: int) -> dict[str, float]:
+    """The task's metrics, its own first. num_targets: labels or tokens that `correct` counts among."""
+    if task == "regression":
+        return {"rmse": math.sqrt(loss)}
+    accuracy = correct / num_targets
+    if task == "classification":
+        return {"accuracy": accuracy}
+    return {"perplexity": math.exp(min(loss, 700.0)), "accuracy": accuracy}

@@ -1,0 +1,332 @@
+"""Work items: what a program asks its processor to do. Inert data, frozen when `compute` is called.
+
+A work item never draws from a shared cursor, never changes what it was given, and returns new values,
+so it may be carried out later, elsewhere, and in a batch with others of the same `batch_key`.
+
+Costs count, per example, the operations of matrix products and convolutions, forward and backward,
+and per step these bytes to and from memory: the parameters read by each pass, the gradient written
+once, and what the forward pass keeps for the backward pass written, read, and followed by a gradient of
+its size; an optimiser step reads and writes the parameters and its state and reads the gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from edgefl.data import Batch, LocalData
+from edgefl.errors import ConfigError
+from edgefl.learning import tasks
+from edgefl.learning.cost import Cost
+from edgefl.learning.workload import Workload
+from edgefl.parameters import Vector
+
+if TYPE_CHECKING:
+    from edgefl.learning.learner import Learner
+    from edgefl.learning.model import Model
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """One item of work for a processor."""
+
+    def cost(self, learner: Learner) -> Cost:
+        """What it takes, known before it is done."""
+        raise NotImplementedError
+
+    def run(self, learner: Learner) -> Any:
+        """Carry it out by itself."""
+        raise NotImplementedError
+
+    def batch_key(self, learner: Learner) -> Hashable | None:
+        """Items with equal keys may become one vectorised step; None: always by itself."""
+        return None
+
+
+@dataclass(frozen=True, eq=False)
+class Trained:
+    """What local training returns. loss: mean over the steps; state: the optimiser's, None when it has none."""
+
+    parameters: Vector
+    loss: float
+    num_steps: int
+    state: tuple[Tensor, ...] | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class LocalSGD(Work):
+    """Local training from `parameters`: the workload's steps, with [train]'s optimiser and rate of `round`.
+
+    The mini-batches are steps round x n, ..., (round + 1) x n - 1 of the data's endless stream, n the
+    workload's number of steps, so that consecutive rounds go on where the last one stopped.
+    proximal_mu: adds mu (y - parameters) to each gradient (FedProx), before it is clipped. state: the
+    optimiser's, carried over from an earlier round; fresh where None. Returns Trained.
+    Raises ValueError for a node without data.
+    """
+
+    parameters: Vector
+    data: LocalData
+    round: int
+    workload: Workload
+    proximal_mu: float = 0.0
+    state: tuple[Tensor, ...] | None = None
+
+    @property
+    def steps(self) -> range:
+        """The steps of the data's stream that this round covers."""
+        n = self.workload.num_steps(len(self.data))
+        return range(self.round * n, (self.round + 1) * n)
+
+    def cost(self, learner: Learner) -> Cost:
+        counts, steps = learner.model.counts, self.steps
+        num_examples = _num_examples(len(self.data), self.workload.batch_size, steps)
+        size, state = counts.parameter_bytes, learner.state_bytes
+        return Cost(
+            flops=num_examples * (counts.forward_flops + counts.backward_flops),
+            traffic_bytes=len(steps) * (6 * size + 2 * state) + num_examples * 3 * counts.saved_bytes,
+            num_steps=len(steps),
+            memory_bytes=2 * size + state + self.workload.batch_size * 2 * counts.saved_bytes,
+            model=learner.model.label,
+            batch_size=self.workload.batch_size,
+        )
+
+    def run(self, learner: Learner) -> Trained:
+        parameters, loss, state = learner.local_sgd(
+            self.parameters,
+            self.data,
+            self.steps,
+            self.workload.batch_size,
+            learner.optimizer.rate(self.round),
+            self.proximal_mu,
+            self.state,
+        )
+        return Trained(parameters, loss, len(self.steps), state)
+
+    def batch_key(self, learner: Learner) -> Hashable | None:
+        return ("local SGD", self.data.dataset, self.workload.batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class GradientResult:
+    """gradient: of the mean loss of the mini-batch at the given parameters.
+
+    Its floating-point buffers are what the pass took off the parameters' buffers, its counters the new
+    ones: Optimizer.step takes them over in full.
+    """
+
+    gradient: Vector
+    loss: float
+
+
+@dataclass(frozen=True, eq=False)
+class Gradient(Work):
+    """One mini-batch gradient at `parameters`; step: which batch of the data's endless stream.
+
+    Clipped to [train]'s clip_norm; weight decay is the optimiser's. Returns GradientResult.
+    """
+
+    parameters: Vector
+    data: LocalData
+    step: int
+    workload: Workload
+
+    def cost(self, learner: Learner) -> Cost:
+        batch_size = self.workload.batch_size
+        steps = range(self.step, self.step + 1)
+        return _gradient_cost(learner.model, _num_examples(len(self.data), batch_size, steps), batch_size)
+
+    def run(self, learner: Learner) -> GradientResult:
+        scratch = learner.scratch(learner.model)
+        scratch.load(self.parameters)
+        loss = scratch.loss_and_gradient(self.data.batch(self.step, self.workload.batch_size))
+        learner.optimizer.clip_(scratch.gradient)
+        return GradientResult(scratch.gradient_vector(self.parameters), float(loss))
+
+    def batch_key(self, learner: Learner) -> Hashable | None:
+        return ("gradient", self.data.dataset, self.workload.batch_size)
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """loss: mean over the examples; metrics: by name, the task's own first (accuracy, rmse, perplexity)."""
+
+    loss: float
+    num_examples: int
+    metrics: dict[str, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluate(Work):
+    """Loss and metrics of `parameters` on a batch of examples, as large as you like. Returns Evaluation.
+
+    Buffers are used, not changed. Raises ValueError for an empty batch.
+    """
+
+    parameters: Vector
+    batch: Batch
+
+    def cost(self, learner: Learner) -> Cost:
+        return _forward_cost(learner.model, len(self.batch), learner.evaluated_at_once)
+
+    def run(self, learner: Learner) -> Evaluation:
+        found = learner.measure(self.parameters, self.batch)
+        metrics = tasks.metrics(learner.model.task, found.loss, found.correct, found.num_targets)
+        return Evaluation(found.loss, len(self.batch), metrics)
+
+    def batch_key(self, learner: Learner) -> Hashable | None:
+        # Items of one group hold the tensors, so their ids stay theirs.
+        return ("evaluate", id(self.batch.x), id(self.batch.y))
+
+
+@dataclass(frozen=True, eq=False)
+class StageForward(Work):
+    """The forward pass of a stage: `x` (B, ...) to the smashed data at its end, a plain tensor.
+
+    Keeps no tape: StageBackward recomputes what it needs from the same inputs. Batch statistics are
+    those of the batch; running ones are left to StageBackward, so that they move once per step.
+    """
+
+    stage: Model
+    parameters: Vector
+    x: Tensor
+
+    def cost(self, learner: Learner) -> Cost:
+        return _forward_cost(self.stage, len(self.x))
+
+    @torch.no_grad()
+    def run(self, learner: Learner) -> Tensor:
+        scratch = learner.scratch(self.stage)
+        scratch.load(self.parameters)
+        output = scratch.forward(scratch.inputs(self.x), training=True)
+        return output.to("cpu").contiguous()
+
+
+@dataclass(frozen=True, eq=False)
+class StageGradient:
+    """input: gradient at the stage's input, None if it was not asked for; parameters: at its parameters.
+
+    The buffers of parameters are as in GradientResult.
+    """
+
+    parameters: Vector
+    input: Tensor | None
+    loss: float | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class StageBackward(Work):
+    """The backward pass of a stage at `x`, from the gradient at its output or, at the end, from labels.
+
+    Exactly one of output_gradient (as the output) and labels is given; with labels, the loss is the
+    task's, mean over the batch. Returns StageGradient; tokens have no gradient. Nothing is clipped: the
+    norm of the whole model's gradient is not known here.
+    """
+
+    stage: Model
+    parameters: Vector
+    x: Tensor
+    output_gradient: Tensor | None = None
+    labels: Tensor | None = None
+    input_gradient: bool = True
+
+    def __post_init__(self) -> None:
+        if (self.output_gradient is None) == (self.labels is None):
+            raise ValueError("StageBackward takes either output_gradient or labels")
+
+    def cost(self, learner: Learner) -> Cost:
+        return _gradient_cost(self.stage, len(self.x), len(self.x), self._wants_input())
+
+    def _wants_input(self) -> bool:
+        return self.input_gradient and self.x.is_floating_point()
+
+    def run(self, learner: Learner) -> StageGradient:
+        scratch = learner.scratch(self.stage)
+        scratch.load(self.parameters)
+        scratch.gradient.zero_()
+        x = scratch.inputs(self.x.detach()).requires_grad_(self._wants_input())
+        output, loss = scratch.forward(x, training=True), None
+        if self.labels is not None:
+            loss = tasks.mean_loss(self.stage.task, output, self.labels.to(scratch.device))
+            loss.backward()  # type: ignore[no-untyped-call]
+        elif self.output_gradient is not None:
+            output.backward(self.output_gradient.to(scratch.device))  # type: ignore[no-untyped-call]
+        return StageGradient(
+            scratch.gradient_vector(self.parameters),
+            None if x.grad is None else x.grad.to("cpu").contiguous(),
+            None if loss is None else float(loss.detach()),
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class Call(Work):
+    """The escape from work items: fn(*args), at a stated cost.
+
+    The arguments are what they are now: lists, dicts, sets and arrays are copied; tensors and vectors
+    are values. A function that closes over names that change later is refused with ConfigError.
+    """
+
+    fn: Callable[..., Any]
+    args: tuple[Any, ...] = ()
+    stated_cost: Cost = Cost()
+
+    def __post_init__(self) -> None:
+        if getattr(self.fn, "__closure__", None):
+            found = getattr(self.fn, "__qualname__", repr(self.fn))
+            raise ConfigError("Call.fn", found, "it closes over names that may change; pass them as args")
+        object.__setattr__(self, "args", tuple(map(_frozen, self.args)))
+
+    def cost(self, learner: Learner) -> Cost:
+        return self.stated_cost
+
+    def run(self, learner: Learner) -> Any:
+        return self.fn(*self.args)
+
+
+def _frozen(value: Any) -> Any:
+    if isinstance(value, list | tuple | set) and type(value) in (list, tuple, set):
+        return type(value)(map(_frozen, value))
+    if type(value) is dict:
+        return {key: _frozen(item) for key, item in value.items()}
+    return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _num_examples(size: int, batch_size: int, steps: range) -> int:
+    """Examples in these steps of a stream of epochs of `size`, whose last batches are smaller."""
+    if not size:
+        return 0
+    per_epoch = -(-size // batch_size)
+
+    def before(step: int) -> int:
+        epochs, place = divmod(step, per_epoch)
+        return epochs * size + place * batch_size
+
+    return before(steps.stop) - before(steps.start)
+
+
+def _forward_cost(model: Model, num_examples: int, at_once: int | None = None) -> Cost:
+    counts = model.counts
+    held = min(num_examples, at_once or num_examples)
+    return Cost(
+        flops=num_examples * counts.forward_flops,
+        traffic_bytes=counts.parameter_bytes + num_examples * counts.saved_bytes,
+        num_steps=1,
+        memory_bytes=counts.parameter_bytes + held * counts.saved_bytes,
+    )
+
+
+def _gradient_cost(model: Model, num_examples: int, batch_size: int, input_gradient: bool = False) -> Cost:
+    counts = model.counts
+    flops = counts.forward_flops + counts.backward_flops
+    return Cost(
+        flops=num_examples * (flops + (counts.input_gradient_flops if input_gradient else 0)),
+        traffic_bytes=3 * counts.parameter_bytes + num_examples * 3 * counts.saved_bytes,
+        num_steps=1,
+        memory_bytes=2 * counts.parameter_bytes + num_examples * 2 * counts.saved_bytes,
+        model=model.label,
+        batch_size=batch_size,
+    )

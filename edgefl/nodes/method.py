@@ -1,0 +1,85 @@
+"""Method: what a paper's algorithm declares about itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict
+
+from edgefl.messages.base import Message
+from edgefl.nodes.node import Node
+
+Program = Callable[[Node], Coroutine[Any, Any, Any]]
+Needs = Literal["star", "complete", "bipartite", "connected", "any"]
+Evaluates = Literal["server", "each", "mean", "parts"]
+
+
+class MethodConfig(BaseModel):
+    """Base of a method's own settings: frozen, and unknown keys are refused."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+@dataclass(frozen=True)
+class Faults:
+    """Which faults a method outlives with its invariants whole."""
+
+    crashes: bool = False
+    returns: bool = False
+    partitions: bool = False
+    delays: bool = True
+    """Late and reordered senders."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """An invariant: `holds(outcome)` is True, or a sentence that says what is wrong."""
+
+    name: str
+    holds: Callable[[Any], bool | str]
+
+
+@dataclass(frozen=True)
+class Method:
+    """A paper's algorithm as node programs, one per role, and what it asks of a run.
+
+    roles: programs by role, the server's first where there is one. ends_with: the run ends when all
+    nodes of these roles have returned; the others are cancelled. needs: the topology. evaluates: what
+    final accuracy means: the server's model, each node's own (mean over nodes), the mean model, or
+    the parts of one model joined. stateless: roles that carry nothing from one receive at the top of
+    their loop to the next. may_fail: roles whose failure is a crash and not the end of the run.
+    """
+
+    name: str
+    title: str
+    paper: str
+    roles: Mapping[str, Program]
+    messages: tuple[type[Message], ...]
+    ends_with: tuple[str, ...]
+    needs: Needs
+    evaluates: Evaluates
+    config: type[MethodConfig] = MethodConfig
+    assign_roles: Callable[[int], tuple[str, ...]] | None = None
+    """Roles by id for so many nodes; default: "server" is node 0 and the rest the last role."""
+    prepare: Callable[[Any], None] | None = None
+    """Refuses a plan that it cannot run (ConfigError), before anything starts."""
+    tolerates: Faults = field(default_factory=Faults)
+    invariants: tuple[Check, ...] = ()
+    stateless: tuple[str, ...] = ()
+    may_fail: tuple[str, ...] = ()
+
+    @property
+    def family(self) -> str:
+        """The folder that its module lies in."""
+        program = next(iter(self.roles.values()))
+        parts = program.__module__.split(".")
+        return parts[-2] if len(parts) > 1 else "yours"
+
+    def roles_of(self, num_nodes: int) -> tuple[str, ...]:
+        """The role of each node, by id."""
+        if self.assign_roles is not None:
+            return self.assign_roles(num_nodes)
+        names = list(self.roles)
+        return ("server",) + (names[-1],) * (num_nodes - 1) if "server" in self.roles else (names[-1],) * num_nodes

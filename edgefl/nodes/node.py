@@ -1,0 +1,193 @@
+"""Node: all that a program sees of the world."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Coroutine, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from edgefl.keyed import generator
+from edgefl.messages.base import Message
+from edgefl.nodes.operations import Compute, First, Op, Receive, Save, Sleep
+
+if TYPE_CHECKING:
+    from edgefl.data import LocalData
+    from edgefl.devices import DeviceProfile
+    from edgefl.learning.learner import Learner
+    from edgefl.learning.model import Model
+    from edgefl.learning.optimizer import Optimizer
+    from edgefl.learning.work import Work
+    from edgefl.learning.workload import Workload
+    from edgefl.nodes.handles import Task, Transfer
+    from edgefl.nodes.plan import RunPlan
+    from edgefl.nodes.port import NodeState
+    from edgefl.parameters import Vector
+
+T = TypeVar("T")
+M = TypeVar("M", bound=Message)
+
+
+class FleetView:
+    """What one node knows of the others: the plan, and who is alive as far as it has heard."""
+
+    def __init__(self, plan: RunPlan, node: int, state: NodeState) -> None:
+        self._plan, self._node, self._state = plan, node, state
+
+    def ids(self, role: str | None = None) -> tuple[int, ...]:
+        """All nodes, or those of a role, ascending; this one included."""
+        return self._plan.ids(role)
+
+    @property
+    def neighbors(self) -> tuple[int, ...]:
+        """This node's neighbors in the topology, ascending."""
+        return self._plan.network.topology.neighbors(self._node)
+
+    @property
+    def W(self) -> dict[int, float]:
+        """This node's row of the mixing matrix: W[i, j] by j, its own share included."""
+        return self._plan.mixing_row(self._node)
+
+    def role(self, j: int) -> str:
+        return self._plan.nodes[j].role
+
+    def profile(self, j: int) -> DeviceProfile:
+        """The planned device of node j."""
+        return self._plan.nodes[j].profile
+
+    def workload(self, j: int) -> Workload:
+        """The planned workload of node j."""
+        return self._plan.nodes[j].workload
+
+    def num_examples(self, j: int) -> int:
+        """How many training examples node j holds, 0 without data."""
+        data = self._plan.nodes[j].data
+        return 0 if data is None else len(data)
+
+    def rate_bytes_per_s(self, i: int, j: int) -> float:
+        """Planned rate from i to j for a transfer that has the links to itself."""
+        return self._plan.network.rate_bytes_per_s(i, j)
+
+    def latency_s(self, i: int, j: int) -> float:
+        """Planned one-way latency from i to j."""
+        return self._plan.network.latency_s(i, j)
+
+    def alive(self, j: int) -> bool:
+        """Whether node j lives, as last detected."""
+        return self._state.port.alive(self._state, j)
+
+
+class Node:
+    """One life of a node, as its program sees it. Every `await` in a program is on one of these."""
+
+    def __init__(self, plan: RunPlan, node: int, life: int, state: NodeState, saved: Mapping[str, Any] | None) -> None:
+        spec = plan.nodes[node]
+        self.id, self.role, self.life = node, spec.role, life
+        self.seed = plan.seed
+        self.config: Any = plan.config
+        """The method's own settings."""
+        self.workload: Workload = spec.workload
+        self.data: LocalData | None = spec.data
+        self.fleet = FleetView(plan, node, state)
+        self.saved = saved
+        """What save() wrote in an earlier life or before an interruption; None at a first start."""
+        self._plan, self._state, self._port = plan, state, state.port
+
+    @property
+    def learner(self) -> Learner:
+        if self._plan.learner is None:
+            raise ValueError("this run has no [model]")
+        return self._plan.learner
+
+    @property
+    def model(self) -> Model:
+        """The run's model: layout, init(), stage(a, b). It holds no parameters: they are values."""
+        return self.learner.model
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """[train]'s optimiser as pure functions: init(layout), step(parameters, gradient, state, round)."""
+        return self.learner.optimizer
+
+    def rounds(self, start: int = 0) -> Iterator[int]:
+        """start, start + 1, ... up to [stop] rounds, or without end where that is not given."""
+        stop = self._plan.rounds
+        return iter(range(start, stop)) if stop is not None else itertools.count(start)
+
+    def now(self) -> float:
+        """Seconds since the run began; goes on after a resume."""
+        return self._port.now(self._state)
+
+    def rng(self, purpose: str, *key: int) -> np.random.Generator:
+        """A fresh generator keyed by (seed, purpose, this node, key)."""
+        return generator(self.seed, purpose, self.id, *key)
+
+    def shared_rng(self, purpose: str, *key: int) -> np.random.Generator:
+        """A fresh generator keyed by (seed, purpose, key): the same on every node."""
+        return generator(self.seed, purpose, -1, *key)
+
+    def sleep(self, seconds: float) -> Op[None]:
+        return Sleep(seconds)
+
+    def compute(self, work: Work, *, share: float | None = None) -> Op[Any]:
+        """Have this node's processor carry out `work`: queued, or beside the queue on a reserved share.
+
+        Returns what the work returns; raises what it raises. Inputs are what they are now.
+        """
+        return Compute(work, share)
+
+    def send(
+        self, to: int | Collection[int], message: Message, *, rate_bytes_per_s: float | None = None
+    ) -> Transfer:
+        """Start sending now, one payload to one or many; rate_bytes_per_s: paced at a reserved rate.
+
+        Raises ValueError for a node that does not exist. Nothing is sent while a node crashes.
+        """
+        receivers = (int(to),) if isinstance(to, int | np.integer) else tuple(int(j) for j in to)
+        return self._port.send(self._state, receivers, message, rate_bytes_per_s)
+
+    def receive(
+        self,
+        *kinds: type[M],
+        sender: int | Collection[int] | None = None,
+        timeout_s: float | None = None,
+        **fields: Any,
+    ) -> Op[M]:
+        """The oldest message of these kinds, from this sender or one of these, with these field values.
+
+        Waits; None after timeout_s seconds. Messages that do not match stay for later. List Gone to
+        hear of a death while waiting: a dead sender that is named answers at once.
+        """
+        return Receive(kinds, sender, timeout_s, fields)
+
+    def take(self, *kinds: type[M], **fields: Any) -> list[M]:
+        """All messages of these kinds that have arrived, oldest first, without waiting."""
+        return self._port.take(self._state, Receive(kinds, None, None, fields))
+
+    def first(self, *ops: Op[Any] | Task[Any] | Transfer, timeout_s: float | None = None) -> Op[Any]:
+        """Wait for the first of receives, tasks and transfers.
+
+        Returns the message of a receive, or the task or transfer itself that is done; None after
+        timeout_s seconds. What comes later is still there: losers lose nothing.
+        """
+        return First(ops, timeout_s)
+
+    def start(self, work: Coroutine[Any, Any, T] | Op[T]) -> Task[T]:
+        """Run a coroutine or an operation beside this one; it ends with the task that started it."""
+        return self._port.start(self._state, work)
+
+    def save(self, **state: Any) -> Op[None]:
+        """Make this the state from which the program goes on after a crash or an interruption.
+
+        Values: what messages may carry, and dictionaries and lists of that. One whole or nothing.
+        """
+        return Save(state)
+
+    def publish(self, parameters: Vector, *, step: int, part: str | None = None) -> None:
+        """My model is now this: what the observer evaluates. step: rounds or local steps so far."""
+        self._port.publish(self._state, parameters, step, part)
+
+    def record(self, **metrics: float) -> None:
+        """Write metrics of this node at this moment to the run's records."""
+        self._port.record(self._state, metrics)

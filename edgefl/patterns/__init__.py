@@ -1,0 +1,1 @@
+"""Coroutines that many methods share."""

@@ -1,0 +1,1 @@
+"""Runtimes: interpreters of node programs. `virtual` supplies a virtual clock, `grpc` real sockets."""

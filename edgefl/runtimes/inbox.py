@@ -1,0 +1,117 @@
+"""A node's inbox: messages that have arrived and that nobody has asked for yet."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Mapping
+
+from edgefl.messages.base import Back, Gone, Message
+from edgefl.nodes.operations import Receive
+
+
+def matches(pattern: Receive, message: Message) -> bool:
+    """Whether a receive takes this message. Gone and Back have no fields to compare."""
+    if not isinstance(message, pattern.kinds):
+        return False
+    if pattern.senders is not None and message.sender not in pattern.senders:
+        return False
+    if not pattern.fields or isinstance(message, Gone | Back):
+        return True
+    return all(getattr(message, name, None) == value for name, value in pattern.fields.items())
+
+
+def is_stale(pattern: Receive, message: Message) -> bool:
+    """Whether a receive of a later round makes this message void."""
+    counter = message.stale_by
+    if counter is None or counter not in pattern.fields or not isinstance(message, pattern.kinds):
+        return False
+    return bool(getattr(message, counter) < pattern.fields[counter])
+
+
+class Inbox:
+    """Messages by kind, oldest first, under the rules that their classes state.
+
+    stale: messages dropped because a later round was asked for, by kind name.
+    """
+
+    def __init__(self) -> None:
+        self._by_kind: dict[type[Message], deque[tuple[int, Message]]] = {}
+        self._arrivals = 0
+        self._seen: dict[type[Message], set[tuple[object, ...]]] = {}
+        self.stale: Counter[str] = Counter()
+
+    def repeated(self, message: Message) -> bool:
+        """Whether the like of it, by `once_by`, has been here before; notes that it is here now."""
+        if message.once_by is None:
+            return False
+        seen = self._seen.setdefault(type(message), set())
+        key = tuple(getattr(message, name) for name in message.once_by)
+        if key in seen:
+            return True
+        seen.add(key)
+        return False
+
+    def put(self, message: Message) -> None:
+        """Keep a message until somebody asks for it."""
+        queue = self._by_kind.setdefault(type(message), deque())
+        if message.newest_by is not None and queue:
+            key = [getattr(message, name) for name in message.newest_by]
+            for at, (_, old) in enumerate(queue):
+                if [getattr(old, name) for name in message.newest_by] == key:
+                    del queue[at]
+                    break
+        self._arrivals += 1
+        queue.append((self._arrivals, message))
+
+    def get(self, pattern: Receive) -> Message | None:
+        """Take out the oldest match; stale messages that it meets are dropped and counted."""
+        best: tuple[int, Message] | None = None
+        for kind, queue in self._by_kind.items():
+            if not queue or not issubclass(kind, pattern.kinds):
+                continue
+            self._drop_stale(pattern, kind, queue)
+            for entry in queue:
+                if matches(pattern, entry[1]):
+                    if best is None or entry[0] < best[0]:
+                        best = entry
+                    break
+        if best is None:
+            return None
+        queue = self._by_kind[type(best[1])]
+        if queue[0] is best:
+            queue.popleft()
+        else:
+            queue.remove(best)
+        return best[1]
+
+    def take(self, pattern: Receive) -> list[Message]:
+        """Take out all matches, oldest first."""
+        found: list[tuple[int, Message]] = []
+        for kind, queue in self._by_kind.items():
+            if queue and issubclass(kind, pattern.kinds):
+                self._drop_stale(pattern, kind, queue)
+                hits = [entry for entry in queue if matches(pattern, entry[1])]
+                if hits:
+                    found += hits
+                    chosen = {arrival for arrival, _ in hits}
+                    self._by_kind[kind] = deque(e for e in queue if e[0] not in chosen)
+        return [message for _, message in sorted(found, key=lambda entry: entry[0])]
+
+    def _drop_stale(self, pattern: Receive, kind: type[Message], queue: deque[tuple[int, Message]]) -> None:
+        if kind.stale_by is None or kind.stale_by not in pattern.fields:
+            return
+        kept = [entry for entry in queue if not is_stale(pattern, entry[1])]
+        if len(kept) < len(queue):
+            self.stale[kind.__name__] += len(queue) - len(kept)
+            queue.clear()
+            queue.extend(kept)
+
+    def forget(self, kind: type[Message], sender: int) -> None:
+        """Drop all messages of a kind from a sender (an older word on whether it lives)."""
+        queue = self._by_kind.get(kind)
+        if queue:
+            self._by_kind[kind] = deque(e for e in queue if e[1].sender != sender)
+
+    def count(self) -> Mapping[str, int]:
+        """How many wait here, by kind name."""
+        return {kind.__name__: len(queue) for kind, queue in self._by_kind.items() if queue}

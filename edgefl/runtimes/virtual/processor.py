@@ -1,0 +1,190 @@
+"""Processors in virtual time: who computes when is decided by cost, what comes out by a deferred batch."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import numpy as np
+
+from edgefl.errors import ConfigError
+from edgefl.keyed import generator
+from edgefl.learning.cost import duration_s
+from edgefl.learning.executors import Executor
+from edgefl.learning.learner import Learner
+from edgefl.learning.work import Call, Work
+from edgefl.nodes.handles import Task
+from edgefl.nodes.plan import NodeSpec
+
+_BLOCK = 256
+
+
+class Jitter:
+    """Log-normal factors of mean 1, an endless stream keyed by (seed, node)."""
+
+    __slots__ = ("_block", "_factors", "_node", "_seed", "_sigma")
+
+    def __init__(self, sigma: float, seed: int, node: int) -> None:
+        self._sigma, self._seed, self._node = sigma, seed, node
+        self._block, self._factors = 0, iter(())
+
+    def next(self) -> float:
+        if self._sigma == 0:
+            return 1.0
+        factor = next(self._factors, None)
+        if factor is None:
+            rng = generator(self._seed, "compute jitter", self._node, self._block)
+            self._block += 1
+            factors = np.exp(rng.normal(-self._sigma**2 / 2, self._sigma, _BLOCK))
+            self._factors = iter(factors.tolist())
+            factor = next(self._factors)
+        return factor
+
+
+class Item:
+    """One work item under way: who waits for it, how long it takes, and, once carried out, its result."""
+
+    __slots__ = ("cancelled", "carried_out", "key", "processor", "result", "seconds", "share", "start_s", "task", "token", "work")  # fmt: skip
+
+    def __init__(self, work: Work, task: Task[Any], token: int, processor: Processor, share: float | None) -> None:
+        self.work, self.task, self.token, self.processor, self.share = work, task, token, processor, share
+        self.seconds, self.start_s = 0.0, -1.0
+        self.key: Hashable = None
+        self.result: object = None
+        self.carried_out = self.cancelled = False
+
+
+class Workshop:
+    """Carries out the fleet's work. An item waits until its result is due in virtual time, and is then
+    carried out in one step with all items of its batch key that are under way at that moment. Which
+    items those are depends on virtual events only.
+    """
+
+    def __init__(self, executor: Executor | None) -> None:
+        self._executor = executor
+        self._pending: dict[Hashable, dict[Item, None]] = {}
+        self.batches = self.items = 0
+
+    def admit(self, item: Item) -> None:
+        if isinstance(item.work, Call) or self._executor is None:
+            return
+        item.key = self._executor.group_key(item.work)
+        if item.key is not None:
+            self._pending.setdefault(item.key, {})[item] = None
+
+    def withdraw(self, item: Item) -> None:
+        if item.key is not None:
+            self._pending.get(item.key, {}).pop(item, None)
+
+    def result(self, item: Item) -> object:
+        """The item's result, or the exception that it raised."""
+        if not item.carried_out:
+            batch = [item] if item.key is None else list(self._pending.pop(item.key))
+            self.batches += 1
+            self.items += len(batch)
+            for one, result in zip(batch, self._carry_out([one.work for one in batch]), strict=True):
+                one.result, one.carried_out = result, True
+        return item.result
+
+    def _carry_out(self, works: list[Work]) -> list[object]:
+        if self._executor is not None:
+            return self._executor.run(works)
+        return [run_alone(work) for work in works]
+
+
+def run_alone(work: Work) -> object:
+    """Work in a run without a model: only Call makes sense."""
+    if not isinstance(work, Call):
+        raise ConfigError("model", None, f"{type(work).__name__} needs a [model]")
+    try:
+        return work.fn(*work.args)
+    except Exception as error:
+        return error
+
+
+class Processor:
+    """One node's processor: `lanes` items at a time in order of arrival, and reserved shares beside them."""
+
+    def __init__(
+        self,
+        node: int,
+        spec: NodeSpec,
+        learner: Learner | None,
+        workshop: Workshop,
+        jitter: Jitter,
+        call_later: Callable[..., None],
+        finished: Callable[[Item], None],
+    ) -> None:
+        self.node, self._spec, self._learner, self._workshop = node, spec, learner, workshop
+        self._jitter, self._call_later, self._finished = jitter, call_later, finished
+        self._queue: deque[Item] = deque()
+        self._running: dict[Item, None] = {}
+        self._by_task: dict[Task[Any], Item] = {}
+        self.busy_s = 0.0
+
+    def submit(self, task: Task[Any], token: int, work: Work, share: float | None, now: float) -> None:
+        """Queue an item, or start it at once on a reserved share."""
+        item = Item(work, task, token, self, share)
+        learner: Any = self._learner  # Call states its cost without one
+        cost = work.cost(learner)
+        item.seconds = duration_s(cost, self._spec.profile) * self._spec.slowdown * self._jitter.next()
+        self._by_task[task] = item
+        self._workshop.admit(item)
+        if share is not None:
+            item.seconds /= share
+            self._start(item, now)
+        else:
+            self._queue.append(item)
+            self._fill(now)
+
+    def withdraw(self, task: Task[Any], now: float) -> None:
+        """Cancel a task's item: charged until now, and never carried out."""
+        item = self._by_task.pop(task, None)
+        if item is None:
+            return
+        item.cancelled = True
+        self._workshop.withdraw(item)
+        if item in self._running:
+            self._end(item, now)
+            self._fill(now)
+        else:
+            self._queue.remove(item)
+
+    def clear(self, now: float) -> None:
+        """A crash: nothing of what is under way will be done."""
+        for task in list(self._by_task):
+            item = self._by_task.pop(task)
+            item.cancelled = True
+            self._workshop.withdraw(item)
+            if item in self._running:
+                self._end(item, now)
+        self._queue.clear()
+
+    def complete(self, item: Item, now: float) -> None:
+        """Called when an item's time is over."""
+        if item.cancelled:
+            return
+        del self._by_task[item.task]
+        self._end(item, now)
+        self._fill(now)
+        self._finished(item)
+
+    def _fill(self, now: float) -> None:
+        queued = sum(1 for item in self._running if item.share is None) if self._queue else 0
+        while self._queue and queued < self._spec.profile.lanes:
+            self._start(self._queue.popleft(), now)
+            queued += 1
+
+    def _start(self, item: Item, now: float) -> None:
+        item.start_s = now
+        self._running[item] = None
+        self._call_later(item.seconds, self._due, item)
+
+    def _due(self, item: Item) -> None:
+        if not item.cancelled:
+            self.complete(item, item.start_s + item.seconds)
+
+    def _end(self, item: Item, now: float) -> None:
+        del self._running[item]
+        self.busy_s += (now - item.start_s) * (item.share or 1.0)

@@ -1,0 +1,287 @@
+"""The virtual runtime: node programs on a virtual clock, exactly repeatable."""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from typing import Any
+
+from edgefl.errors import Stuck
+from edgefl.keyed import generator
+from edgefl.learning.executors import Executor
+from edgefl.nodes.handles import Task, Transfer
+from edgefl.nodes.operations import Compute
+from edgefl.nodes.plan import Crash, Observer, RunPlan
+from edgefl.runtimes.interpreter import Interpreter
+from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.virtual.links import Flow, make_links
+from edgefl.runtimes.virtual.processor import Item, Jitter, Processor, Workshop
+
+
+class VirtualRuntime(Interpreter):
+    """Runs a plan in virtual time. Events order by (time, sequence); nothing depends on the wall clock."""
+
+    def __init__(self, plan: RunPlan, observer: Observer, executor: Executor | None) -> None:
+        super().__init__(plan, observer, tuple(range(len(plan.nodes))))
+        self._time_s = 0.0
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._sequence = 0
+        self.num_events = 0
+        self._links = make_links(plan.network, self, self._left)
+        self._queued: dict[tuple[int, int, type], list[Flow]] = {}
+        self._last_arrival: dict[tuple[int, int, type], float] = {}
+        self._draws: dict[tuple[str, int], int] = {}
+        self._workshop = Workshop(executor)
+        for i, spec in enumerate(plan.nodes):
+            jitter = Jitter(plan.faults.compute_jitter, plan.seed, i)
+            self.states[i].processor = Processor(
+                i, spec, plan.learner, self._workshop, jitter, self.call_later, self._computed
+            )
+
+    # --- the clock ---------------------------------------------------------------------------------
+
+    def clock(self) -> float:
+        return self._time_s
+
+    def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        self._sequence += 1
+        heapq.heappush(self._heap, (self._time_s + delay_s, self._sequence, call, args))
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        self._soon.append((call, args))
+
+    def run(self) -> Outcome:
+        """Run to the end. Raises Stuck when nobody can ever move again, ProgramFailed for a program's error."""
+        try:
+            for i in self.states:
+                self.begin_life(i)
+            for crash in self.plan.faults.crashes:
+                self.call_later(crash.at_s, self._crash, crash)
+            self._run_events()
+        finally:
+            self.end_all()
+        return self._outcome()
+
+    def _run_events(self) -> None:
+        every = self.observer.every_s
+        next_tick = every if every is not None else math.inf
+        limit = self.plan.time_s if self.plan.time_s is not None else math.inf
+        num_ticks, num_ended = 1, -1
+        soon, heap = self._soon, self._heap
+        while True:
+            while soon:
+                call, args = soon.popleft()
+                call(*args)
+            if self.failure is not None:
+                raise self.failure
+            if self.stop_reason is not None:
+                return
+            if len(self.ended) != num_ended:
+                num_ended = len(self.ended)
+                if self.all_ended():
+                    return
+            if not heap:
+                raise Stuck(self._time_s, self.waits())
+            time_s = heap[0][0]
+            if next_tick <= time_s and next_tick <= limit:
+                self._time_s = next_tick
+                num_ticks += 1
+                next_tick = num_ticks * every if every is not None else math.inf
+                if self.observer.tick(self._time_s):
+                    self.stop("target reached")
+                continue
+            if time_s > limit:
+                self._time_s = limit
+                self.stop("time limit")
+                return
+            _, _, call, args = heapq.heappop(heap)
+            self._time_s = time_s
+            self.num_events += 1
+            call(*args)
+
+    def _outcome(self) -> Outcome:
+        stale: dict[str, int] = {}
+        for state in self.states.values():
+            for kind, count in state.inbox.stale.items():
+                stale[kind] = stale.get(kind, 0) + count
+        return Outcome(
+            status="finished" if self.stop_reason is None else "stopped",
+            reason=self.stop_reason or "the method ended",
+            time_s=self._time_s,
+            results=self.results,
+            traffic=self.traffic,
+            busy_s={i: state.processor.busy_s for i, state in self.states.items()},
+            stale=stale,
+            dropped=dict(self.dropped),
+            num_events=self.num_events,
+        )
+
+    # --- processors ----------------------------------------------------------------------------------
+
+    def begin_compute(self, task: Task[Any], token: int, op: Compute[Any]) -> None:
+        task.state.processor.submit(task, token, op.work, op.share, self._time_s)  # type: ignore[attr-defined]
+
+    def withdraw_compute(self, task: Task[Any]) -> None:
+        task.state.processor.withdraw(task, self._time_s)  # type: ignore[attr-defined]
+
+    def _computed(self, item: Item) -> None:
+        node = item.processor.node
+        self.observer.span(node, "compute", item.start_s, self._time_s, type(item.work).__name__)
+        result = self._workshop.result(item)
+        if isinstance(result, Exception):
+            self.wake_error(item.task, item.token, result)
+        else:
+            self.wake(item.task, item.token, result)
+
+    # --- the network -----------------------------------------------------------------------------------
+
+    def begin_transfer(self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None) -> None:
+        sender = transfer.state.id  # type: ignore[attr-defined]
+        kind = type(transfer.message)
+        loss = self._loss(sender, receiver)
+        size = encoded_bytes if kind.lossy else encoded_bytes / (1 - loss)
+        cap = self.plan.network.caps.get((sender, receiver), math.inf)
+        flow = Flow(transfer, sender, receiver, kind, encoded_bytes, size, cap, rate)
+        transfer.flows.append(flow)
+        # In order per (sender, receiver, kind): the next of a kind starts when the one before has left.
+        queue = self._queued.get((sender, receiver, kind))
+        if queue is not None:
+            queue.append(flow)
+            return
+        self._queued[sender, receiver, kind] = []
+        self._links.start(flow)
+
+    def _loss(self, sender: int, receiver: int) -> float:
+        access = self.plan.network.access
+        return 1 - (1 - access[sender].loss) * (1 - access[receiver].loss)
+
+    def _draw(self, purpose: str, node: int) -> float:
+        """The next of this node's uniform numbers for a purpose."""
+        count = self._draws[purpose, node] = self._draws.get((purpose, node), -1) + 1
+        return float(generator(self.plan.seed, purpose, node, count).random())
+
+    def withdraw_transfer(self, transfer: Transfer) -> None:
+        for flow in transfer.flows:
+            self._links_off(flow)
+
+    def _links_off(self, flow: Flow) -> None:
+        if flow.stopped:
+            return
+        queue = self._queued.get((flow.sender, flow.receiver, flow.kind), [])
+        if flow in queue:
+            queue.remove(flow)
+            flow.stopped = True
+            return
+        self._links.stop(flow)
+        self.observer.span(flow.sender, "send", flow.start_s, self._time_s, flow.kind.__name__)
+        self._next_of_kind(flow)
+
+    def _next_of_kind(self, flow: Flow) -> None:
+        key = (flow.sender, flow.receiver, flow.kind)
+        queue = self._queued[key]
+        if queue:
+            self._links.start(queue.pop(0))
+        else:
+            del self._queued[key]
+
+    def _left(self, flow: Flow, hold_s: float) -> None:
+        """The last byte of a flow has left its sender."""
+        self.observer.span(flow.sender, "send", flow.start_s, self._time_s, flow.kind.__name__)
+        self._next_of_kind(flow)
+        self.left(flow.transfer)
+        delay = hold_s + self._latency(flow)
+        if flow.kind.lossy and self._loss(flow.sender, flow.receiver) > 0:
+            if self._draw("loss", flow.sender) < self._loss(flow.sender, flow.receiver):
+                return
+        elif not flow.kind.lossy:
+            key = (flow.sender, flow.receiver, flow.kind)
+            arrives = max(self._time_s + delay, self._last_arrival.get(key, 0.0))
+            self._last_arrival[key] = arrives
+            delay = arrives - self._time_s
+        self.call_later(delay, self._arrive, flow)
+
+    def _latency(self, flow: Flow) -> float:
+        ends = self.plan.network.access[flow.sender], self.plan.network.access[flow.receiver]
+        total = 0.0
+        for end in ends:
+            spread = end.jitter * (2 * self._draw("latency", flow.sender) - 1) if end.jitter else 0.0
+            total += end.latency_s * (1 + spread)
+        return total
+
+    def _arrive(self, flow: Flow) -> None:
+        if flow.transfer.cancelled:
+            return
+        heal_s = self._partitioned_until(flow.sender, flow.receiver)
+        if heal_s is not None:
+            if not flow.kind.lossy:
+                self.call_later(heal_s - self._time_s, self._arrive, flow)
+            return
+        if not self.states[flow.receiver].alive:
+            self.call_later(self.plan.faults.detect_s, self.undeliverable, flow.transfer, flow.receiver)
+            return
+        self.deliver(flow.receiver, flow.transfer.message)
+        self.acknowledged(flow.transfer)
+
+    def _partitioned_until(self, a: int, b: int) -> float | None:
+        for partition in self.plan.faults.partitions:
+            end_s = partition.at_s + partition.for_s
+            if partition.at_s <= self._time_s < end_s and (a in partition.nodes) != (b in partition.nodes):
+                return end_s
+        return None
+
+    # --- faults ------------------------------------------------------------------------------------------
+
+    def _crash(self, crash: Crash) -> None:
+        self._kill(crash.node, will_return=crash.down_s is not None)
+        if crash.down_s is not None:
+            self.call_later(crash.down_s, self._return, crash.node)
+
+    def _kill(self, node: int, will_return: bool) -> None:
+        state = self.states[node]
+        if not state.alive:
+            return
+        self.observer.event(self._time_s, "crash", node, "")
+        self.end_life(node)
+        state.processor.clear(self._time_s)
+        for queue in list(self._queued.values()):
+            for flow in [f for f in queue if f.sender == node]:
+                flow.stopped = True
+                queue.remove(flow)
+        for flow in self._flows_of(node):
+            self._links_off(flow)
+            flow.transfer.cancelled = True
+        if not will_return:
+            self.ended.add(node)
+        self.call_later(self.plan.faults.detect_s, self._detect, node, state.life)
+
+    def _flows_of(self, node: int) -> list[Flow]:
+        return [flow for flow in self._under_way() if flow.sender == node]
+
+    def _under_way(self) -> list[Flow]:
+        found: dict[Flow, None] = {}
+        for _, _, _, args in self._heap:
+            if args and isinstance(args[0], Flow) and not args[0].stopped:
+                found[args[0]] = None
+        return list(found)
+
+    def _detect(self, node: int, life: int) -> None:
+        state = self.states[node]
+        if not state.alive and state.life == life:
+            self.observer.event(self._time_s, "gone", node, "")
+            self.peer_gone(node)
+
+    def _return(self, node: int) -> None:
+        state = self.states[node]
+        heard = any(node in other.known_dead for other in self.states.values())
+        state.alive = True
+        state.life += 1
+        state.known_dead = {i for i, other in self.states.items() if not other.alive}
+        self.observer.event(self._time_s, "back", node, "")
+        if not heard:
+            self.peer_gone(node)  # nobody had noticed: they hear of the death and of the return at once
+        self.peer_back(node, state.life)
+        self.begin_life(node)
+
+    def node_failed(self, node: int) -> None:
+        self._kill(node, will_return=False)
