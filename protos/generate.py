@@ -1,4 +1,4 @@
-"""Build the generated code in `edgefl/messages/v1/` from `protos/edgefl/v1/*.proto`: python protos/generate.py
+"""Build the code in `edgefl/messages/v1/` from `protos/edgefl/v1/*.proto`: python protos/generate.py
 
 The files keep their package path under `protos/`; the code lies in `edgefl.messages.v1`, so its imports of
 one another are rewritten to that place. Needs grpcio-tools 1.72, whose stubs run on the widest range.
@@ -36,4 +36,6 @@ def generate(output: Path) -> list[Path]:
 
 if __name__ == "__main__":
     for module in generate(OUTPUT):
-        print(module.relative_to(Path.cwd()) if module.is_relative_to(Path.cwd()) else module, file=sys.stderr)
+        print(
+            module.relative_to(Path.cwd()) if module.is_relative_to(Path.cwd()) else module, file=sys.stderr
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, ClassVar, Self
 
 import torch
@@ -14,8 +13,9 @@ from edgefl.parameters import Vector
 
 @dataclass(frozen=True)
 class Message:
-    """What one node tells another. Fields: Vector, Tensor, int, float, bool, str, bytes, None, and tuples of them.
+    """What one node tells another.
 
+    Fields: Vector, Tensor, int, float, bool, str, bytes, None, and tuples of them.
     The class attributes say how a kind is treated; a subclass sets them without an annotation.
     """
 
@@ -60,10 +60,15 @@ class Back(Message):
     """A node has returned; `life` is its new life."""
 
 
-@cache
+_FIELD_NAMES: dict[type[Message], tuple[str, ...]] = {}
+
+
 def field_names(kind: type[Message]) -> tuple[str, ...]:
     """The fields of a message class in order."""
-    return tuple(f.name for f in dataclasses.fields(kind))
+    names = _FIELD_NAMES.get(kind)
+    if names is None:
+        names = _FIELD_NAMES[kind] = tuple(f.name for f in dataclasses.fields(kind))
+    return names
 
 
 def payload_bytes(message: Message) -> int:

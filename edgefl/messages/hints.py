@@ -6,7 +6,6 @@ import dataclasses
 import types
 import typing
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -61,17 +60,23 @@ class Hint:
         return next((form for form in forms if self.admits(form)), value)
 
 
-@cache
+_HINTS: dict[type[Message], dict[str, Hint]] = {}
+
+
 def hints(kind: type[Message]) -> dict[str, Hint]:
     """The hint of every field of a message class, in order.
 
     Raises TypeError, naming class and field, for an annotation that cannot travel.
     """
+    found = _HINTS.get(kind)
+    if found is not None:
+        return found
     try:
         annotations = typing.get_type_hints(kind)
     except NameError as error:
         raise TypeError(f"{kind.__name__}: {error}; its annotations must be names of its module") from error
-    return {f.name: _hint(annotations[f.name], kind, f.name) for f in dataclasses.fields(kind)}
+    found = {f.name: _hint(annotations[f.name], kind, f.name) for f in dataclasses.fields(kind)}
+    return _HINTS.setdefault(kind, found)
 
 
 def _hint(annotation: Any, kind: type[Message], field: str) -> Hint:

@@ -130,7 +130,8 @@ class Header:
             raise ProtocolError(f"not a message header: {error}") from error
         if header.protocol_version != PROTOCOL_VERSION:
             raise ProtocolError(
-                f"protocol version {header.protocol_version}, {PROTOCOL_VERSION} is needed", "FAILED_PRECONDITION"
+                f"protocol version {header.protocol_version}, {PROTOCOL_VERSION} is needed",
+                "FAILED_PRECONDITION",
             )
         return cls(
             header.kind,
