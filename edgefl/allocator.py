@@ -19,4 +19,4 @@ def keep_memory() -> bool:
     except (AttributeError, OSError, TypeError):
         return False
     settings = ((_M_MMAP_THRESHOLD, 64), (_M_TRIM_THRESHOLD, 256), (_M_TOP_PAD, 16))
-    return all([mallopt(name, mib * MIB) == 1 for name, mib in settings])
+    return all(mallopt(name, mib * MIB) == 1 for name, mib in settings)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from edgefl.data.dataset import Dataset
@@ -37,6 +37,8 @@ class LocalData:
     indices: np.ndarray
     node: int
     seed: int
+    _latest: tuple[int, np.ndarray] = field(default=(-1, np.zeros(0, np.int64)), init=False, repr=False)
+    """The epoch asked for last and its order: a step costs a slice, and a node keeps one permutation."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -46,7 +48,11 @@ class LocalData:
 
     def epoch(self, epoch: int) -> np.ndarray:
         """(n,) indices into the data set, in this epoch's order."""
-        return _epoch(self, epoch)
+        latest, order = self._latest
+        if latest != epoch:
+            order = generator(self.seed, "epoch", self.node, epoch).permutation(self.indices)
+            object.__setattr__(self, "_latest", (epoch, order))
+        return order
 
     def batch_indices(self, step: int, batch_size: int) -> np.ndarray:
         """(B,) indices of the step-th mini-batch, B <= batch_size. Raises ValueError without data."""
@@ -61,9 +67,7 @@ class LocalData:
 
     def take(self, indices: np.ndarray) -> Batch:
         """The examples at these indices of the data set."""
-        return Batch(self.dataset.x_train[indices], self.dataset.y_train[indices])
-
-
-@lru_cache(maxsize=4096)
-def _epoch(data: LocalData, epoch: int) -> np.ndarray:
-    return generator(data.seed, "epoch", data.node, epoch).permutation(data.indices)
+        places = torch.from_numpy(indices)
+        return Batch(
+            self.dataset.x_train.index_select(0, places), self.dataset.y_train.index_select(0, places)
+        )

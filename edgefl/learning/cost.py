@@ -9,7 +9,7 @@ from edgefl.devices import DeviceProfile
 
 @dataclass(frozen=True)
 class Cost:
-    """flops: float32 operations; traffic_bytes: to and from memory; num_steps: of the fixed per-step overhead;
+    """flops: float32 operations; traffic_bytes: to and from memory; num_steps: of the fixed overhead each;
     memory_bytes: needed at once. seconds: where given, the time on any device, whatever the rest says.
     model, batch_size: name a step time that the profile may have measured."""
 

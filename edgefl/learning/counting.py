@@ -20,19 +20,16 @@ class BlockCount:
     convolutions, and bytes.
 
     forward_flops, backward_flops; first_backward_flops: backward without the gradient at the input.
-    input_bytes, output_bytes: of one example. saved_bytes: what the forward pass keeps for the backward
-    pass, parameters apart. output_shape: of one example. num_parameters, num_buffers: of the block.
+    saved_bytes: what the forward pass keeps for the backward pass, parameters apart.
+    output_bytes, output_shape: of one example's output.
     """
 
     forward_flops: float
     backward_flops: float
     first_backward_flops: float
-    input_bytes: int
-    output_bytes: int
     saved_bytes: int
+    output_bytes: int
     output_shape: tuple[int, ...]
-    num_parameters: int
-    num_buffers: int
 
 
 def count_blocks(module: nn.Sequential, example: Tensor) -> tuple[BlockCount, ...]:
@@ -56,11 +53,13 @@ def _count(block: nn.Module, x: Tensor) -> tuple[BlockCount, Tensor]:
     backward = first_backward
     if x.is_floating_point():
         _, backward, _, _ = _passes(block, x.detach().requires_grad_())
-    per_example = [n / _EXAMPLES for n in (forward, backward, first_backward)]
-    sizes = [n // _EXAMPLES for n in (x.nbytes, output.nbytes, saved)]
-    num_parameters = sum(p.numel() for p in block.parameters())
     count = BlockCount(
-        *per_example, *sizes, tuple(output.shape[1:]), num_parameters, len(list(block.buffers()))
+        forward_flops=forward / _EXAMPLES,
+        backward_flops=backward / _EXAMPLES,
+        first_backward_flops=first_backward / _EXAMPLES,
+        saved_bytes=saved // _EXAMPLES,
+        output_bytes=output.nbytes // _EXAMPLES,
+        output_shape=tuple(output.shape[1:]),
     )
     return count, output.detach()
 
@@ -106,6 +105,8 @@ def _lstm_flops(block: nn.Module, input_gradient: bool) -> Iterator[dict[str, fl
         flops["backward"] += into * (2 if inner else 1) + 2 * across
 
     hooks = [m.register_forward_hook(count) for m in block.modules() if isinstance(m, nn.LSTM)]
-    yield flops
-    for hook in hooks:
-        hook.remove()
+    try:
+        yield flops
+    finally:
+        for hook in hooks:
+            hook.remove()

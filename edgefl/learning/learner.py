@@ -161,7 +161,7 @@ class Learner:
         scratch.load(parameters)
         total, correct = 0.0, 0
         size = self.evaluated_at_once
-        parts = zip(batch.x.split(size), batch.y.split(size), strict=True)
+        parts = zip(torch.split(batch.x, size), torch.split(batch.y, size), strict=True)
         for x, y in parts:
             output, y = scratch.forward(scratch.inputs(x), training=False), y.to(self.device)
             total += float(tasks.mean_loss(task, output, y)) * len(x)

@@ -100,7 +100,8 @@ class Model:
         found = {name: (tuple(t.shape), t.dtype) for name, t in tensors.items()}
         for name in sorted(needed.keys() | found.keys()):
             if needed.get(name) != found.get(name):
-                accepted = f"{self.name} needs {name} {_said(needed.get(name))}, the file has {_said(found.get(name))}"
+                here, there = _said(needed.get(name)), _said(found.get(name))
+                accepted = f"{self.name} needs {name} {here}, the file has {there}"
                 raise ConfigError("model.load", str(path), accepted)
         return replace(self, given=tensors)
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn import functional
 
 from edgefl.data import Task
 
@@ -18,8 +18,8 @@ from edgefl.data import Task
 def mean_loss(task: Task, output: Tensor, targets: Tensor) -> Tensor:
     """The loss to minimise, a 0-d tensor: mean over the batch (and over its tokens or values)."""
     if task == "regression":
-        return F.mse_loss(output, targets.view_as(output))
-    return F.cross_entropy(output.flatten(0, -2), targets.flatten())
+        return functional.mse_loss(output, targets.view_as(output))
+    return functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
 def num_correct(task: Task, output: Tensor, targets: Tensor) -> int:

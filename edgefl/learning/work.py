@@ -12,7 +12,7 @@ its size; an optimiser step reads and writes the parameters and its state and re
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -50,7 +50,7 @@ class Work:
 
 @dataclass(frozen=True, eq=False)
 class Trained:
-    """What local training returns. loss: mean over the steps; state: the optimiser's, None when it has none."""
+    """What local training returns. loss: mean over the steps; state: the optimiser's, None if it has none."""
 
     parameters: Vector
     loss: float
@@ -108,7 +108,7 @@ class LocalSGD(Work):
         return Trained(parameters, loss, len(self.steps), state)
 
     def batch_key(self, learner: Learner) -> Hashable | None:
-        return ("local SGD", self.data.dataset, self.workload.batch_size)
+        return _stream_key("local SGD", self.data, self.workload, bool(self.proximal_mu))
 
 
 @dataclass(frozen=True, eq=False)
@@ -148,7 +148,7 @@ class Gradient(Work):
         return GradientResult(scratch.gradient_vector(self.parameters), float(loss))
 
     def batch_key(self, learner: Learner) -> Hashable | None:
-        return ("gradient", self.data.dataset, self.workload.batch_size)
+        return _stream_key("gradient", self.data, self.workload)
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +272,7 @@ class Call(Work):
 
     fn: Callable[..., Any]
     args: tuple[Any, ...] = ()
-    stated_cost: Cost = Cost()
+    stated_cost: Cost = field(default_factory=Cost)
 
     def __post_init__(self) -> None:
         if getattr(self.fn, "__closure__", None):
@@ -293,6 +293,13 @@ def _frozen(value: Any) -> Any:
     if type(value) is dict:
         return {key: _frozen(item) for key, item in value.items()}
     return value.copy() if isinstance(value, np.ndarray) else value
+
+
+def _stream_key(kind: str, data: LocalData, workload: Workload, *more: Hashable) -> Hashable | None:
+    """Equal for nodes whose mini-batches can be gathered at once; None for streams of another class."""
+    if type(data) is not LocalData or not data.dataset.x_train.is_floating_point():
+        return None
+    return (kind, data.dataset, workload.batch_size, *more)
 
 
 def _num_examples(size: int, batch_size: int, steps: range) -> int:

@@ -15,7 +15,7 @@ class TrainConfig(BaseModel):
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     learning_rate: float = Field(default=0.1, gt=0)
     schedule: Literal["constant", "cosine", "step"] = "constant"
-    """How the rate falls with the round: not, along half a cosine to zero, or by `decay` every `decay_rounds`."""
+    """How the rate falls with the round: not, half a cosine to 0, or by `decay` every `decay_rounds`."""
     schedule_rounds: int | None = Field(default=None, gt=0)
     """Rounds until a cosine ends; [stop] rounds where that is given."""
     decay: float = Field(default=0.1, gt=0, le=1)

@@ -125,6 +125,7 @@ class Topology:
     def _two_sides(self) -> tuple[set[int], set[int]] | None:
         """Colour each component from its lowest id; None when an edge joins two of one colour."""
         sides: tuple[set[int], set[int]] = (set(), set())
+        checked: dict[tuple[int, int], tuple[int, ...]] = {}
         for start in range(self.n):
             if start in sides[0] or start in sides[1]:
                 continue
@@ -133,6 +134,9 @@ class Topology:
             while front:
                 node, side = front.pop()
                 row = self.adjacency[node]
+                if (id(row), side) in checked:  # a row that nodes of one side share needs one look
+                    continue
+                checked[id(row), side] = row
                 if not sides[side].isdisjoint(row):
                     return None
                 fresh = [j for j in row if j not in sides[1 - side]]

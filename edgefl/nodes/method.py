@@ -9,6 +9,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict
 
 from edgefl.messages.base import Message
+from edgefl.network import Topology
 from edgefl.nodes.node import Node
 
 Program = Callable[[Node], Coroutine[Any, Any, Any]]
@@ -61,8 +62,10 @@ class Method:
     needs: Needs
     evaluates: Evaluates
     config: type[MethodConfig] = MethodConfig
-    assign_roles: Callable[[int], tuple[str, ...]] | None = None
-    """Roles by id for so many nodes; default: "server" is node 0 and the rest the last role."""
+    assign_roles: Callable[[Topology], tuple[str, ...]] | None = None
+    """Roles by id on a topology; default: "server", where there is one, is node 0, the rest have the last role."""
+    pools_data: bool = False
+    """The fleet is one node that holds all data: a reference without distribution."""
     prepare: Callable[[Any], None] | None = None
     """Refuses a plan that it cannot run (ConfigError), before anything starts."""
     tolerates: Faults = field(default_factory=Faults)
@@ -77,9 +80,15 @@ class Method:
         parts = program.__module__.split(".")
         return parts[-2] if len(parts) > 1 else "yours"
 
-    def roles_of(self, num_nodes: int) -> tuple[str, ...]:
+    @property
+    def has_server(self) -> bool:
+        """Whether node 0 is a server beside the devices of the fleet."""
+        return "server" in self.roles
+
+    def roles_of(self, topology: Topology) -> tuple[str, ...]:
         """The role of each node, by id."""
         if self.assign_roles is not None:
-            return self.assign_roles(num_nodes)
-        names = list(self.roles)
-        return ("server",) + (names[-1],) * (num_nodes - 1) if "server" in self.roles else (names[-1],) * num_nodes
+            return self.assign_roles(topology)
+        *_, last = self.roles
+        first = "server" if self.has_server else last
+        return (first,) + (last,) * (topology.n - 1)

@@ -110,9 +110,14 @@ class Node:
         """[train]'s optimiser as pure functions: init(layout), step(parameters, gradient, state, round)."""
         return self.learner.optimizer
 
+    @property
+    def num_rounds(self) -> int | None:
+        """[stop] rounds; None where a run ends by time or target only."""
+        return self._plan.rounds
+
     def rounds(self, start: int = 0) -> Iterator[int]:
         """start, start + 1, ... up to [stop] rounds, or without end where that is not given."""
-        stop = self._plan.rounds
+        stop = self.num_rounds
         return iter(range(start, stop)) if stop is not None else itertools.count(start)
 
     def now(self) -> float:

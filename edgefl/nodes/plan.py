@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from edgefl.devices import DeviceProfile
 from edgefl.network import NetworkPlan
 from edgefl.nodes.method import Method
+from edgefl.nodes.traffic import Traffic
 
 if TYPE_CHECKING:
     from edgefl.data import LocalData
@@ -102,6 +103,10 @@ class Observer(Protocol):
 
     every_s: float | None
     """Seconds between ticks; None: no ticks."""
+
+    def begin(self, traffic: Traffic) -> None:
+        """A run begins; `traffic` goes on counting what it sends."""
+        ...
 
     def published(self, node: int, time_s: float, step: int, parameters: Vector, part: str | None) -> bool:
         """A program published. Returns True to stop the run."""

@@ -17,6 +17,7 @@ from edgefl.nodes.handles import Task, Transfer
 from edgefl.nodes.node import Node
 from edgefl.nodes.operations import Compute, Delivered, First, Join, Left, Op, Receive, Save, Sleep
 from edgefl.nodes.plan import Observer, RunPlan
+from edgefl.nodes.traffic import Traffic
 from edgefl.parameters import Vector
 from edgefl.runtimes.inbox import Inbox, is_stale, matches
 
@@ -49,21 +50,6 @@ class NodeState:
         self.num_tasks = 0
 
 
-class Traffic:
-    """Messages, payload bytes and encoded bytes that were sent, by (sender, receiver, kind)."""
-
-    def __init__(self) -> None:
-        self.table: dict[tuple[int, int, str], list[int]] = {}
-
-    def add(self, sender: int, receiver: int, kind: str, payload: int, encoded: int) -> None:
-        row = self.table.get((sender, receiver, kind))
-        if row is None:
-            row = self.table[sender, receiver, kind] = [0, 0, 0]
-        row[0] += 1
-        row[1] += payload
-        row[2] += encoded
-
-
 class Interpreter:
     """Drives the programs of `hosted` nodes of a plan."""
 
@@ -73,6 +59,7 @@ class Interpreter:
         layouts = [plan.learner.model.layout] if plan.learner is not None else []
         self.codec = Codec(plan.method.messages, layouts)
         self.traffic = Traffic()
+        observer.begin(self.traffic)
         self.current: Task[Any] | None = None
         self.results: dict[int, Any] = {}
         self.ended: set[int] = set()

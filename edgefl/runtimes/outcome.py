@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from edgefl.runtimes.interpreter import Traffic
+from edgefl.nodes.traffic import Traffic
 
 FRAME_BYTES = 1 << 20
 _FRAME_OVERHEAD = 9 + 5 + 28  # HTTP/2 frame header, gRPC message prefix, our frame's header fields
@@ -31,14 +31,6 @@ class Outcome:
     stale: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     num_events: int = 0
-
-    @property
-    def messages(self) -> int:
-        return sum(row[0] for row in self.traffic.table.values())
-
-    @property
-    def payload_bytes(self) -> int:
-        return sum(row[1] for row in self.traffic.table.values())
 
     @property
     def wire_bytes(self) -> int:

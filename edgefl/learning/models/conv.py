@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgefl.errors import ConfigError
 from edgefl.learning.models.base import Blocks, Options, Problem
@@ -28,7 +29,7 @@ class ConvPool(nn.Conv2d):
         super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(F.max_pool2d(super().forward(x), 2))
+        return functional.relu(functional.max_pool2d(super().forward(x), 2))
 
 
 class CNNOptions(Options):
@@ -62,7 +63,7 @@ class Stem(nn.Module):
         self.norm = _norm(norm, channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.relu(self.norm(self.conv(x)))
+        return functional.relu(self.norm(self.conv(x)))
 
 
 class Residual(nn.Module):
@@ -86,9 +87,9 @@ class Residual(nn.Module):
         self.scale = _Scale() if norm == "none" else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        branch = F.relu(self.norm1(self.conv1(x)))
+        branch = functional.relu(self.norm1(self.conv1(x)))
         branch = self.norm2(self.conv2(branch))
-        return F.relu(self.shortcut(x) + self.scale(branch))
+        return functional.relu(self.shortcut(x) + self.scale(branch))
 
     def initialise(self) -> None:
         if isinstance(self.scale, _Scale):
@@ -116,7 +117,7 @@ class ResNetOptions(Options):
     def blocks(self, problem: Problem) -> Blocks:
         in_channels, _, _ = image_shape("resnet", problem)
         total = len(self.channels) * self.blocks_per_group
-        blocks: list[tuple[str, partial[nn.Module]]] = [
+        blocks: list[tuple[str, Callable[[], nn.Module]]] = [
             ("stem", partial(Stem, in_channels, self.channels[0], self.norm))
         ]
         before = self.channels[0]
@@ -143,7 +144,9 @@ def image_shape(model: str, problem: Problem) -> tuple[int, int, int]:
     """(channels, height, width) of the examples. Raises ConfigError for anything but images."""
     shape = problem.input_shape
     if problem.task == "language" or len(shape) != 3 or min(shape[1:]) < 4:
-        raise ConfigError("model.name", model, f"it takes images (C, H, W), the data is {shape} {problem.task}")
+        raise ConfigError(
+            "model.name", model, f"it takes images (C, H, W), the data is {shape} {problem.task}"
+        )
     return shape[0], shape[1], shape[2]
 
 

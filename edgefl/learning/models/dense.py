@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgefl.learning.models.base import Blocks, Options, Problem
 
@@ -20,7 +20,7 @@ class Dense(nn.Linear):
 
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x.flatten(1))
-        return F.relu(y) if self.relu else y
+        return functional.relu(y) if self.relu else y
 
 
 class LinearOptions(Options):

@@ -6,9 +6,9 @@ import math
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
+from torch.nn import functional
 
 from edgefl.errors import ConfigError
 from edgefl.learning.models.base import Blocks, Options, Problem
@@ -55,7 +55,8 @@ class Embedded(nn.Module):
         self.position = nn.Embedding(length, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.token(x) + self.position.weight[: x.shape[1]]
+        token: Tensor = self.token(x)
+        return token + self.position.weight[: x.shape[1]]
 
 
 class TransformerBlock(nn.Module):
@@ -70,7 +71,8 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.mixed(self._attend(self.qkv(self.norm1(x))))
-        return x + self.narrow(F.gelu(self.widen(self.norm2(x))))
+        y: Tensor = x + self.narrow(functional.gelu(self.widen(self.norm2(x))))
+        return y
 
     def _attend(self, qkv_BTE: Tensor) -> Tensor:
         """Each position looks at itself and earlier ones. Legend: E = 3 D, H heads of K = D / H."""
@@ -79,7 +81,8 @@ class TransformerBlock(nn.Module):
         scores_BHTT = q_BHTK @ k_BHTK.transpose(-1, -2) / math.sqrt(q_BHTK.shape[-1])
         later = torch.ones(T, T, dtype=torch.bool, device=qkv_BTE.device).triu(1)
         shares_BHTT = scores_BHTT.masked_fill(later, -math.inf).softmax(-1)
-        return (shares_BHTT @ v_BHTK).transpose(1, 2).reshape(B, T, E // 3)
+        attended: Tensor = shares_BHTT @ v_BHTK
+        return attended.transpose(1, 2).reshape(B, T, E // 3)
 
 
 class Logits(nn.Module):

@@ -47,7 +47,7 @@ async def peer(node: Node) -> Vector:
             local = node.start(node.compute(work))
             mixed = await _mixed(node, k, x)
             r = await local
-            x = mixed + (r.parameters - x)  # sum_j W_ij x_j - eta g_i(x_i)
+            x = r.parameters if mixed is x else mixed + (r.parameters - x)  # sum_j W_ij x_j - eta g_i(x_i)
         state = r.state
         node.record(round=k, train_loss=r.loss)
         node.publish(x, step=k + 1)
@@ -56,12 +56,14 @@ async def peer(node: Node) -> Vector:
 
 
 async def _mixed(node: Node, k: int, x: Vector) -> Vector:
-    """sum_j W_ij x_j over the neighbors that live."""
+    """sum_j W_ij x_j over the neighbors that live; x itself when there are none."""
     neighbors = node.fleet.neighbors
     node.send(neighbors, Model(k, x))
     models = {node.id: x}
     async for m in gather(node, Model, neighbors, step=k):
         models[m.sender] = m.parameters
+    if len(models) == 1:
+        return x
     row = {j: share for j, share in node.fleet.W.items() if j in models}
     row[node.id] += 1 - sum(row.values())  # shares of the missing
     return mix(models, row)

@@ -74,21 +74,21 @@ async def server(node: Node) -> Vector:
     clients = node.fleet.ids("client")
     saved = node.saved or {"x": node.model.init(), "t": 0, "turns": {}}
     x, t, turns = saved["x"], saved["t"], dict(saved["turns"])
-    resting = deque(clients[config.concurrency or len(clients) :])
+    resting, working = deque(clients), set[int]()
 
-    def give(k: int) -> None:
-        """Hand client k the current model; turn: how often it has been given one."""
-        turns[k] = turns.get(k, -1) + 1
-        node.send(k, GlobalModel(t, turns[k], x))
+    def hand_out() -> None:
+        """Give the current model to those who rest, as far as concurrency allows."""
+        while resting and len(working) < (config.concurrency or len(clients)):
+            k = resting.popleft()
+            if node.fleet.alive(k):
+                working.add(k)
+                turns[k] = turns.get(k, -1) + 1  # how often k has been given a model
+                node.send(k, GlobalModel(t, turns[k], x))
 
-    for k in clients[: len(clients) - len(resting)]:
-        give(k)
     for r in node.rounds(t // len(clients)):
         while t < (r + 1) * len(clients):
+            hand_out()
             m = await node.receive(Update, Gone, Back)
-            if isinstance(m, Back):
-                give(m.sender)
-                continue
             if isinstance(m, Update):
                 u = t - m.version
                 if config.max_staleness is not None and u > config.max_staleness:
@@ -98,10 +98,9 @@ async def server(node: Node) -> Vector:
                     t += 1
                     node.record(staleness=u, train_loss=m.loss)
                     node.publish(x, step=t)
-            resting.append(m.sender)
-            following = resting.popleft()
-            if node.fleet.alive(following):
-                give(following)
+            working.discard(m.sender)
+            if not isinstance(m, Gone):
+                resting.append(m.sender)
         await node.save(x=x, t=t, turns=turns)
     return x
 
