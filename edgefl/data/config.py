@@ -46,9 +46,11 @@ class DataConfig(BaseModel):
     examples_per_owner: int | None = Field(default=None, ge=10)
     """synthetic, text: the same for all owners, instead of sizes that follow a law."""
     alpha: float = Field(default=1.0, ge=0)
-    """synthetic: variance of the owners' models around a common one."""
+    """synthetic: variance of the mean of an owner's model."""
     beta: float = Field(default=1.0, ge=0)
     """synthetic: variance of the owners' input means."""
+    model_spread: float | None = Field(default=None, ge=0)
+    """synthetic: variance of the owners' models around a common one; each drawn alone where not given."""
     num_features: int = Field(default=60, gt=0)
     """synthetic: inputs of an example."""
     num_classes: int = Field(default=10, ge=2)

@@ -8,6 +8,7 @@ import tempfile
 import urllib.request
 from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
 
 from edgefl.errors import ConfigError
 
@@ -40,6 +41,8 @@ def download(url: str, md5: str, target: Path, key: str) -> Path:
             )
         os.replace(part, target)
     except (OSError, HTTPException) as error:  # URLError and time-outs are OSErrors
+        if isinstance(error, HTTPError):
+            error.close()  # it is the answer too, and holds the connection
         raise ConfigError(key, url, f"an address that answers ({error}); or give data.folder") from error
     finally:
         Path(part).unlink(missing_ok=True) if part else None

@@ -62,20 +62,13 @@ def _npz(folder: Path | None) -> Path:
 
 def _read(path: Path) -> dict[str, np.ndarray]:
     try:
-        with np.load(path, allow_pickle=False) as file:
-            if not isinstance(file, np.lib.npyio.NpzFile):
-                raise ConfigError("data.folder", str(path), "an .npz file with several named arrays")
-            missing = [name for name in REQUIRED if name not in file.files]
-            if missing:
-                raise _wrong(
-                    path, missing[0], f"an array of this name; found {', '.join(file.files) or 'none'}"
-                )
-            arrays = {name: file[name] for name in (*REQUIRED, "owners") if name in file.files}
-    except (OSError, EOFError, zipfile.BadZipFile, AttributeError) as error:
+        with path.open("rb") as raw:
+            arrays = _arrays(np.load(raw, allow_pickle=False), path)
+    except ConfigError:
+        raise
+    except (OSError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigError("data.folder", str(path), f"a readable .npz file ({error})") from error
     except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
         raise ConfigError(
             "data.folder", str(path), f"plain arrays, without Python objects ({error})"
         ) from error
@@ -83,6 +76,15 @@ def _read(path: Path) -> dict[str, np.ndarray]:
         if array.ndim == 0 or (name in REQUIRED and array.dtype.kind not in "iufb"):
             raise _wrong(path, name, f"an array of numbers, one row per example; found {array.dtype}")
     return arrays
+
+
+def _arrays(file: object, path: Path) -> dict[str, np.ndarray]:
+    if not isinstance(file, np.lib.npyio.NpzFile):
+        raise ConfigError("data.folder", str(path), "an .npz file with several named arrays")
+    missing = [name for name in REQUIRED if name not in file.files]
+    if missing:
+        raise _wrong(path, missing[0], f"an array of this name; found {', '.join(file.files) or 'none'}")
+    return {name: file[name] for name in (*REQUIRED, "owners") if name in file.files}
 
 
 def _task(path: Path, arrays: dict[str, np.ndarray]) -> Task:

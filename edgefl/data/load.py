@@ -22,7 +22,10 @@ _COMMON = {"name", "partition", "num_train", "num_test"}
 SOURCES: dict[str, tuple[Callable[[DataConfig], Dataset], tuple[str, ...]]] = {
     "digits": (load_digits, ()),
     "fashion-mnist": (load_fashion, ("folder",)),
-    "synthetic": (load_synthetic, (*_GENERATED, "alpha", "beta", "num_features", "num_classes")),
+    "synthetic": (
+        load_synthetic,
+        (*_GENERATED, "alpha", "beta", "model_spread", "num_features", "num_classes"),
+    ),
     "text": (load_text, (*_GENERATED, "length")),
     "folder": (load_folder, ("folder",)),
 }

@@ -19,8 +19,10 @@ def load_synthetic(config: DataConfig) -> Dataset:
     """x: (n, num_features) float32; every owner's last tenth is for the test.
 
     Owner k: y = argmax(W_k x + b_k) with W_k, b_k entries from N(u_k, 1), u_k from N(0, alpha); x from
-    N(v_k, diag(j^-1.2)) with v_k entries from N(B_k, 1), B_k from N(0, beta). alpha: how unlike the owners'
-    models are; beta: how unlike their inputs. Sizes: 50 + a log-normal(4, 2) number.
+    N(v_k, diag(j^-1.2)) with v_k entries from N(B_k, 1), B_k from N(0, beta). Sizes: 50 + a log-normal(4, 2)
+    number. beta sets how unlike the owners' inputs are. u_k moves the scores of all classes alike, so alpha
+    changes hardly a label, and models differ wholly even at 0: model_spread s sets how unlike they are,
+    with W_k = W + N(0, s) and b_k = b + N(0, s) around one W and b; at 0 all owners have the same model.
     Source: FedProx (Li et al. 2020, section 5.1 and appendix C.1, https://arxiv.org/abs/1812.06127).
     Differs from the paper: sizes are cut at 2,000.
     """
@@ -45,6 +47,10 @@ def _owner(config: DataConfig, k: int) -> tuple[np.ndarray, np.ndarray]:
     u_k, B_k = rng.normal(0, config.alpha**0.5), rng.normal(0, config.beta**0.5)
     W_k = rng.normal(u_k, 1, (features, classes))
     b_k = rng.normal(u_k, 1, classes)
+    if config.model_spread is not None:
+        common = generator(config.data_seed, "synthetic model")
+        W_k = common.standard_normal(W_k.shape) + config.model_spread**0.5 * (W_k - u_k)
+        b_k = common.standard_normal(classes) + config.model_spread**0.5 * (b_k - u_k)
     v_k = rng.normal(B_k, 1, features)
     size = config.examples_per_owner or 50 + int(min(rng.lognormal(4, 2), MAX_EXAMPLES - 50))
     spread = np.arange(1, features + 1) ** -0.6  # the root of the variance j^-1.2

@@ -20,7 +20,8 @@ class BlockCount:
     convolutions, and bytes.
 
     forward_flops, backward_flops; first_backward_flops: backward without the gradient at the input.
-    saved_bytes: what the forward pass keeps for the backward pass, parameters apart.
+    saved_bytes: what the forward pass keeps for the backward pass, apart from parameters and from what
+    an earlier block keeps already.
     output_bytes, output_shape: of one example's output.
     """
 
@@ -35,11 +36,12 @@ class BlockCount:
 def count_blocks(module: nn.Sequential, example: Tensor) -> tuple[BlockCount, ...]:
     """Count each block. example: (1, ...) an input of the first block; the module is left as it was."""
     counts, x = [], torch.cat([example] * _EXAMPLES)
+    kept: dict[int, Tensor] = {}
     training = module.training
     buffers = [b.clone() for b in module.buffers()]
     module.train()
     for block in module:
-        count, x = _count(block, x)
+        count, x = _count(block, x, kept)
         counts.append(count)
     module.train(training)
     module.zero_grad(set_to_none=True)
@@ -48,11 +50,13 @@ def count_blocks(module: nn.Sequential, example: Tensor) -> tuple[BlockCount, ..
     return tuple(counts)
 
 
-def _count(block: nn.Module, x: Tensor) -> tuple[BlockCount, Tensor]:
-    forward, first_backward, saved, output = _passes(block, x)
+def _count(block: nn.Module, x: Tensor, kept: dict[int, Tensor]) -> tuple[BlockCount, Tensor]:
+    before = set(kept)
+    forward, first_backward, output = _passes(block, x, kept)
+    saved = sum(t.untyped_storage().nbytes() for place, t in kept.items() if place not in before)
     backward = first_backward
     if x.is_floating_point():
-        _, backward, _, _ = _passes(block, x.detach().requires_grad_())
+        _, backward, _ = _passes(block, x.detach().requires_grad_(), {})
     count = BlockCount(
         forward_flops=forward / _EXAMPLES,
         backward_flops=backward / _EXAMPLES,
@@ -64,15 +68,17 @@ def _count(block: nn.Module, x: Tensor) -> tuple[BlockCount, Tensor]:
     return count, output.detach()
 
 
-def _passes(block: nn.Module, x: Tensor) -> tuple[float, float, int, Tensor]:
-    """Operations forward and backward, bytes saved between them, and the output."""
+def _passes(block: nn.Module, x: Tensor, kept: dict[int, Tensor]) -> tuple[float, float, Tensor]:
+    """Operations forward and backward, and the output.
+
+    kept: gains what is saved between the passes, by address; a tensor of two blocks counts in the first.
+    """
     own = {p.untyped_storage().data_ptr() for p in block.parameters()}
-    saved: dict[int, int] = {}
 
     def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in own:
-            saved[storage.data_ptr()] = storage.nbytes()
+        place = tensor.untyped_storage().data_ptr()
+        if place not in own:
+            kept.setdefault(place, tensor)
         return tensor
 
     with ExitStack() as stack:
@@ -86,7 +92,6 @@ def _passes(block: nn.Module, x: Tensor) -> tuple[float, float, int, Tensor]:
     return (
         forward.get_total_flops() + lstm["forward"],
         backward.get_total_flops() + lstm["backward"],
-        sum(saved.values()),
         output,
     )
 

@@ -64,7 +64,11 @@ class Scratch:
         """Inputs on the device; images in channels_last, in which a small network's step measured 1.45
         times faster."""
         x = x.to(self.device)
-        return x.contiguous(memory_format=torch.channels_last) if x.dim() == 4 else x
+        if x.dim() != 4:
+            return x
+        # A copy even where one channel makes both formats alike: only its strides tell the kernels.
+        images = torch.empty(x.shape, dtype=x.dtype, device=x.device, memory_format=torch.channels_last)
+        return images.copy_(x)
 
     def loss_and_gradient(self, batch: Batch) -> Tensor:
         """Set `gradient` to that of the mean loss of a batch; returns the loss, 0-d, on the device."""

@@ -25,7 +25,7 @@ from edgefl.messages.wire import DTYPES, Header, RawRef, TensorRef, TensorSpec, 
 from edgefl.parameters import Layout, Vector
 
 MAX_HEADER_BYTES = 64 * 1024
-_LEAST_MAX_VALUES = 65_536
+LEAST_MAX_VALUES = 65_536
 _CACHED_SIZES = 65_536
 _INTEGERS = range(-(2**63), 2**63)
 
@@ -80,7 +80,7 @@ class Codec:
             hints(kind)
         self.layouts = {layout.digest: layout for layout in layouts}
         largest = max((layout.size for layout in self.layouts.values()), default=0)
-        self.max_values = max_values if max_values is not None else max(4 * largest, _LEAST_MAX_VALUES)
+        self.max_values = max_values if max_values is not None else max(4 * largest, LEAST_MAX_VALUES)
         self._readers = {kind: _reader(kind) for kind in self.kinds.values()}
         self._sizes: dict[tuple[Any, ...], int] = {}
 

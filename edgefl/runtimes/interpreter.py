@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from edgefl.errors import Cancelled, EdgeflError, ProgramFailed, Unreachable
 from edgefl.messages.base import Back, Gone, Message, payload_bytes
-from edgefl.messages.codec import Codec
+from edgefl.messages.codec import LEAST_MAX_VALUES, Codec
 from edgefl.nodes.handles import Task, Transfer
 from edgefl.nodes.node import Node
 from edgefl.nodes.operations import Compute, Delivered, First, Join, Left, Op, Receive, Save, Sleep
@@ -56,8 +56,7 @@ class Interpreter:
     def __init__(self, plan: RunPlan, observer: Observer, hosted: tuple[int, ...]) -> None:
         self.plan, self.observer = plan, observer
         self.states = {i: NodeState(self, i) for i in hosted}
-        layouts = [plan.learner.model.layout] if plan.learner is not None else []
-        self.codec = Codec(plan.method.messages, layouts)
+        self.codec = _codec(plan)
         self.traffic = Traffic()
         observer.begin(self.traffic)
         self.current: Task[Any] | None = None
@@ -520,6 +519,20 @@ class Interpreter:
             if state.main is not None and not state.main.finished:
                 found[self.plan.name(state.id)] = _describe(state.main)
         return found
+
+
+def _codec(plan: RunPlan) -> Codec:
+    """The codec of a run: it knows the method's kinds, the layouts of the model and of its stages, and
+    takes tensors as large as the model four times over or a batch at any cut."""
+    if plan.learner is None:
+        return Codec(plan.method.messages)
+    model = plan.learner.model
+    last = len(model.blocks)
+    stages = [model.stage(a, b) for a in range(last) for b in range(a + 1, last + 1)]
+    batch = max(node.workload.batch_size for node in plan.nodes)
+    widest = max(block.output_bytes // 4 for block in model.block_counts)
+    most = max(4 * model.layout.size, batch * widest, LEAST_MAX_VALUES)
+    return Codec(plan.method.messages, dict.fromkeys(stage.layout for stage in stages), max_values=most)
 
 
 async def _awaiting(op: Op[T]) -> T:

@@ -76,7 +76,7 @@ def save(folder, matrix, suffix):
     ("change", "said"),
     [
         (lambda W: W[:2], "3 x 3 for 3 nodes; it is 2 x 3"),
-        (lambda W: W + [[0, 0, 0], [0, 0.1, 0], [0, 0, 0]], "row 1 sums to 1.1"),
+        (lambda W: W + np.diag([0, 0.1, 0]), "row 1 sums to 1.1"),
         (lambda W: [[1, 0, 0], [1, 0, 0], [0, 0, 1]], "column 0 sums to 2"),
         (lambda W: [[1.5, -0.5, 0], [-0.5, 1.5, 0], [0, 0, 1]], "row 0 holds -0.5"),
         (lambda W: W * np.nan, "row 0"),

@@ -7,7 +7,7 @@ protos/edgefl/v1/exchange.proto says what each means. By hand, because a generat
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from edgefl.errors import ProtocolError
@@ -19,7 +19,9 @@ _Value = int | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Who opens the stream. nodes: ids that the process hosts; lives: of each; instance: of the process."""
+    """Who opens the stream. nodes: ids that the process hosts; lives: of each; instance: of the process;
+    open: sequences of the messages that it has begun and goes on with.
+    """
 
     protocol_version: int
     run_id: str
@@ -28,6 +30,7 @@ class Hello:
     nodes: tuple[int, ...]
     lives: tuple[int, ...]
     instance: bytes
+    open: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +49,11 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begins a message (header) or a note, or goes on with it (resumed); chunk: its first bytes, if sent along."""
+    """Begins a message (header) or a note, or goes on with one (resumed); chunk: its first bytes, or none."""
 
     sequence: int
     header: bytes | memoryview = b""
     chunk: bytes | memoryview = b""
-    lossy: bool = False
     resumed: bool = False
     note: Note | None = None
 
@@ -133,13 +135,12 @@ def _start(frame: Start) -> list[bytes | memoryview]:
         _fixed64(1, frame.sequence),
         *_bytes(2, frame.header),
         *_bytes(3, frame.chunk),
-        _truth(4, frame.lossy),
-        _truth(5, frame.resumed),
+        _truth(4, frame.resumed),
     ]
     if frame.note is not None:
         note = frame.note
         inner = [*_bytes(1, note.kind.encode()), _fixed64(2, note.payload_bytes), _fixed32(3, note.checksum)]
-        parts += _bytes(6, b"".join(inner))
+        parts += _bytes(5, b"".join(inner))
     return parts
 
 
@@ -152,6 +153,7 @@ def _hello(frame: Hello) -> list[bytes | memoryview]:
         *_bytes(5, struct.pack(f"<{len(frame.nodes)}i", *frame.nodes)),
         *_bytes(6, struct.pack(f"<{len(frame.lives)}i", *frame.lives)),
         *_bytes(7, frame.instance),
+        *_bytes(8, struct.pack(f"<{len(frame.open)}Q", *frame.open)),
     ]
 
 
@@ -246,11 +248,12 @@ class _Group:
         except UnicodeDecodeError as error:
             raise ProtocolError(f"not a frame: field {number} is no text") from error
 
-    def integers(self, number: int) -> tuple[int, ...]:
-        view = self.view(number)
-        if len(view) % 4:
-            raise ProtocolError(f"not a frame: field {number} holds no integers of 32 bits")
-        return struct.unpack(f"<{len(view) // 4}i", view)
+    def integers(self, number: int, form: str) -> tuple[int, ...]:
+        """A packed list; form: of one item, as `struct` has it."""
+        view, size = self.view(number), struct.calcsize("<" + form)
+        if len(view) % size:
+            raise ProtocolError(f"not a frame: field {number} holds no integers of {size} bytes")
+        return struct.unpack(f"<{len(view) // size}{form}", view)
 
 
 def _group(view: memoryview) -> _Group:
@@ -264,15 +267,8 @@ def _message(value: _Value) -> memoryview:
 
 
 def _read_start(g: _Group) -> Start:
-    note = g.view(6)
-    return Start(
-        g.number(1),
-        g.view(2),
-        g.view(3),
-        bool(g.number(4)),
-        bool(g.number(5)),
-        _read_note(note) if note else None,
-    )
+    note = g.view(5)
+    return Start(g.number(1), g.view(2), g.view(3), bool(g.number(4)), _read_note(note) if note else None)
 
 
 def _read_note(view: memoryview) -> Note:
@@ -282,11 +278,18 @@ def _read_note(view: memoryview) -> Note:
 
 def _read_hello(g: _Group) -> Hello:
     return Hello(
-        g.number(1), g.text(2), g.text(3), g.number(4), g.integers(5), g.integers(6), bytes(g.view(7))
+        g.number(1),
+        g.text(2),
+        g.text(3),
+        g.number(4),
+        g.integers(5, "i"),
+        g.integers(6, "i"),
+        bytes(g.view(7)),
+        g.integers(8, "Q"),
     )
 
 
-_READERS = {
+_READERS: dict[int, Callable[[_Group], Frame]] = {
     1: lambda g: Data(g.number(1), g.number(2), g.view(3)),
     2: lambda g: Receipt(
         g.number(1), g.number(2), bool(g.number(3)), bool(g.number(4)), g.number(5), g.text(6)

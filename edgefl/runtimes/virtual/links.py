@@ -54,6 +54,9 @@ class Clock(Protocol):
 class Links(Protocol):
     """A link model. on_left(flow, hold_s): the last byte has left, the receiver has it `hold_s` plus latency later."""
 
+    keeps_order: bool
+    """Whether flows of one sender leave in the order in which they started."""
+
     def start(self, flow: Flow) -> None: ...
     def stop(self, flow: Flow) -> None: ...
 
@@ -69,6 +72,8 @@ def make_links(plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float],
 
 class _SharedLinks:
     """Flows whose rates change as others come and go. Rates are settled once per instant."""
+
+    keeps_order = False
 
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
         self._plan, self._clock, self._on_left = plan, clock, on_left
@@ -230,6 +235,8 @@ class FifoLinks:
     A message passes the downlink as it comes in (cut-through), later when the downlink is still busy.
     A flow with a reserved rate goes beside the queue, which keeps what is left of the uplink.
     """
+
+    keeps_order = True
 
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
         self._plan, self._clock, self._on_left = plan, clock, on_left

@@ -29,7 +29,10 @@ class VirtualRuntime(Interpreter):
         self._sequence = 0
         self.num_events = 0
         self._links = make_links(plan.network, self, self._left)
+        self._may_overtake = plan.network.link_model == "fifo" or any(a.jitter for a in plan.network.access)
         self._queued: dict[tuple[int, int, type], list[Flow]] = {}
+        self._leaving: list[dict[Flow, None]] = [{} for _ in plan.nodes]
+        """What each node is sending, in order."""
         self._last_arrival: dict[tuple[int, int, type], float] = {}
         self._draws: dict[tuple[str, int], int] = {}
         self._workshop = Workshop(executor)
@@ -144,6 +147,10 @@ class VirtualRuntime(Interpreter):
         cap = self.plan.network.caps.get((sender, receiver), math.inf)
         flow = Flow(transfer, sender, receiver, kind, encoded_bytes, size, cap, rate)
         transfer.flows.append(flow)
+        self._leaving[sender][flow] = None
+        if self._links.keeps_order:
+            self._links.start(flow)
+            return
         # In order per (sender, receiver, kind): the next of a kind starts when the one before has left.
         queue = self._queued.get((sender, receiver, kind))
         if queue is not None:
@@ -166,8 +173,9 @@ class VirtualRuntime(Interpreter):
             self._links_off(flow)
 
     def _links_off(self, flow: Flow) -> None:
-        if flow.stopped:
+        if flow not in self._leaving[flow.sender]:
             return
+        del self._leaving[flow.sender][flow]
         queue = self._queued.get((flow.sender, flow.receiver, flow.kind), [])
         if flow in queue:
             queue.remove(flow)
@@ -178,6 +186,8 @@ class VirtualRuntime(Interpreter):
         self._next_of_kind(flow)
 
     def _next_of_kind(self, flow: Flow) -> None:
+        if self._links.keeps_order:
+            return
         key = (flow.sender, flow.receiver, flow.kind)
         queue = self._queued[key]
         if queue:
@@ -187,14 +197,16 @@ class VirtualRuntime(Interpreter):
 
     def _left(self, flow: Flow, hold_s: float) -> None:
         """The last byte of a flow has left its sender."""
+        del self._leaving[flow.sender][flow]
         self.observer.span(flow.sender, "send", flow.start_s, self._time_s, flow.kind.__name__)
         self._next_of_kind(flow)
         self.left(flow.transfer)
-        delay = hold_s + self._latency(flow)
+        copying_s = flow.encoded_bytes / self.plan.nodes[flow.receiver].profile.memory_bytes_per_s
+        delay = hold_s + self._latency(flow) + copying_s
         if flow.kind.lossy and self._loss(flow.sender, flow.receiver) > 0:
             if self._draw("loss", flow.sender) < self._loss(flow.sender, flow.receiver):
                 return
-        elif not flow.kind.lossy:
+        elif self._may_overtake and not flow.kind.lossy:
             key = (flow.sender, flow.receiver, flow.kind)
             arrives = max(self._time_s + delay, self._last_arrival.get(key, 0.0))
             self._last_arrival[key] = arrives
@@ -244,26 +256,12 @@ class VirtualRuntime(Interpreter):
         self.observer.event(self._time_s, "crash", node, "")
         self.end_life(node)
         state.processor.clear(self._time_s)
-        for queue in list(self._queued.values()):
-            for flow in [f for f in queue if f.sender == node]:
-                flow.stopped = True
-                queue.remove(flow)
-        for flow in self._flows_of(node):
+        for flow in list(reversed(self._leaving[node])):  # the queued ones first, so that none of them starts
             self._links_off(flow)
             flow.transfer.cancelled = True
         if not will_return:
             self.ended.add(node)
         self.call_later(self.plan.faults.detect_s, self._detect, node, state.life)
-
-    def _flows_of(self, node: int) -> list[Flow]:
-        return [flow for flow in self._under_way() if flow.sender == node]
-
-    def _under_way(self) -> list[Flow]:
-        found: dict[Flow, None] = {}
-        for _, _, _, args in self._heap:
-            if args and isinstance(args[0], Flow) and not args[0].stopped:
-                found[args[0]] = None
-        return list(found)
 
     def _detect(self, node: int, life: int) -> None:
         state = self.states[node]

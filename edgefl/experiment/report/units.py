@@ -1,0 +1,90 @@
+"""Figures as people read them: three significant digits, and always a unit."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+NONE = "—"
+_PREFIXES = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"))
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """A plain figure: `digits` significant digits, thousands separated.
+
+    >>> number(1234567.0), number(0.01234), number(None)
+    ('1,234,567', '0.0123', '—')
+    """
+    if value is None or not math.isfinite(value):
+        return NONE
+    if value == int(value) or abs(value) >= 10**digits:
+        return f"{value:,.0f}"
+    decimals = digits - 1 - math.floor(math.log10(abs(value)))
+    return f"{value:.{min(max(decimals, 0), 9)}f}"
+
+
+def scaled(value: float | None, unit: str) -> str:
+    """With a decimal prefix from 1,000 on.
+
+    >>> scaled(1.5e6, "B"), scaled(12, "J")
+    ('1.50 MB', '12 J')
+    """
+    if value is None or not math.isfinite(value):
+        return NONE
+    for factor, prefix in _PREFIXES:
+        if abs(value) >= factor:
+            return f"{number(value / factor)} {prefix}{unit}"
+    return f"{number(value)} {unit}"
+
+
+def seconds(value: float | None) -> str:
+    """A duration.
+
+    >>> seconds(0.0042), seconds(42.0), seconds(192.4), seconds(7500)
+    ('4.20 ms', '42 s', '3 min 12 s', '2 h 5 min')
+    """
+    if value is None or not math.isfinite(value):
+        return NONE
+    if 0 < abs(value) < 1:
+        return f"{number(value * 1e3)} ms" if abs(value) >= 1e-3 else f"{number(value * 1e6)} µs"
+    if abs(value) < 120:
+        return f"{number(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 120:
+        return f"{minutes} min {rest} s"
+    return f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def share(part: float, whole: float) -> str:
+    """A share of a whole in per cent.
+
+    >>> share(1.0, 3.0), share(1.0, 0.0)
+    ('33 %', '—')
+    """
+    if whole <= 0:
+        return NONE
+    percent = 100 * part / whole
+    return f"{percent:.0f} %" if percent >= 1 or percent == 0 else "under 1 %"
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How an axis writes its values: value / factor, in `unit`."""
+
+    factor: float
+    unit: str
+
+
+def time_scale(longest_s: float) -> Scale:
+    """The unit of a time axis that ends at `longest_s`."""
+    if longest_s >= 3 * 3600:
+        return Scale(3600.0, "h")
+    return Scale(60.0, "min") if longest_s >= 300 else Scale(1.0, "s") if longest_s >= 1 else Scale(1e-3, "ms")
+
+
+def prefix_scale(largest: float, unit: str) -> Scale:
+    """The unit of an axis of bytes or joules that ends at `largest`."""
+    for factor, prefix in _PREFIXES:
+        if largest >= factor:
+            return Scale(factor, prefix + unit)
+    return Scale(1.0, unit)

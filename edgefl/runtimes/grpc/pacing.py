@@ -1,0 +1,66 @@
+"""How fast bytes may leave: a process's uplink, and what the link turns out to carry."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+_BURST_S = 0.002
+"""Shorter waits are saved up: a timer is good for about a millisecond."""
+
+
+class Uplink:
+    """The uplink of a process, shared by all of its connections, frame by frame in turn.
+
+    rate_bytes_per_s: None leaves it to the real link.
+    """
+
+    def __init__(self, rate_bytes_per_s: float | None) -> None:
+        self.rate_bytes_per_s = rate_bytes_per_s
+        self._turn = asyncio.Lock()
+        self._free_at = 0.0
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Inside, the uplink is this connection's; others wait in line. Without a rate nobody waits."""
+        if self.rate_bytes_per_s is None:
+            yield
+            return
+        async with self._turn:
+            yield
+
+    async def transmit(self, num_bytes: int) -> None:
+        """Return when that many bytes have left."""
+        if self.rate_bytes_per_s is None:
+            return
+        now = asyncio.get_running_loop().time()
+        self._free_at = max(now, self._free_at) + num_bytes / self.rate_bytes_per_s
+        if self._free_at - now > _BURST_S:
+            await asyncio.sleep(self._free_at - now)
+
+
+class LinkEstimate:
+    """Round-trip time and rate of a connection, from when frames left and when receipts came.
+
+    Source: the delivery-rate sample of BBR (Cardwell et al. 2017, https://doi.org/10.1145/3009824).
+    """
+
+    def __init__(self) -> None:
+        self.rtt_s: float | None = None
+        self.rate_bytes_per_s: float | None = None
+        self._received = 0
+
+    def mark(self, now: float) -> tuple[float, int]:
+        """To be kept with a frame that leaves now."""
+        return now, self._received
+
+    def receipt(self, num_bytes: int, mark: tuple[float, int], now: float) -> None:
+        """The frame of this mark and size has been received."""
+        self._received += num_bytes
+        left_at, received_then = mark
+        took_s = max(now - left_at, 1e-6)
+        self.rtt_s = took_s if self.rtt_s is None else min(self.rtt_s, took_s)
+        sample = (self._received - received_then) / took_s
+        before = self.rate_bytes_per_s
+        self.rate_bytes_per_s = sample if before is None else max(sample, 0.9 * before + 0.1 * sample)

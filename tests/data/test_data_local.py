@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+import torch
+
+from edgefl.data import Dataset, LocalData
+
+
+def dataset(n=40):
+    x = torch.arange(n, dtype=torch.float32).reshape(n, 1)
+    y = torch.arange(n) % 4
+    return Dataset("toy", "classification", x, y, x[:4], y[:4], num_classes=4)
+
+
+def share(indices, node=1, seed=5):
+    return LocalData(dataset(), np.array(indices, dtype=np.int64), node, seed)
+
+
+def test_an_epoch_is_a_permutation_of_the_share_and_epochs_differ():
+    data = share(range(3, 30))
+    first, second = data.epoch(0), data.epoch(1)
+    assert sorted(first) == sorted(second) == list(range(3, 30))
+    assert first.tolist() != second.tolist()
+
+
+def test_batches_are_a_function_of_the_step_alone():
+    data, again = share(range(10)), share(range(10))
+    in_order = [data.batch_indices(step, 4).tolist() for step in range(9)]
+    backwards = [again.batch_indices(step, 4).tolist() for step in reversed(range(9))]
+    assert in_order == backwards[::-1]
+    assert [len(batch) for batch in in_order] == [4, 4, 2] * 3
+    assert sorted(i for batch in in_order[3:6] for i in batch) == list(range(10))
+
+
+def test_node_and_seed_shuffle_differently():
+    orders = {tuple(share(range(20), node, seed).epoch(0)) for node in (0, 1) for seed in (5, 6)}
+    assert len(orders) == 4
+
+
+def test_batch_holds_the_examples_of_its_indices():
+    data = share([7, 9, 11])
+    batch = data.batch(0, 2)
+    places = data.batch_indices(0, 2)
+    assert len(batch) == 2
+    assert batch.x.flatten().tolist() == places.tolist()
+    assert batch.y.tolist() == [place % 4 for place in places.tolist()]
+
+
+def test_without_data_there_is_no_batch():
+    with pytest.raises(ValueError, match="node 1 has no data"):
+        share([]).batch_indices(0, 4)
+
+
+def test_a_node_keeps_one_order_only():
+    data = share(range(20))
+    kept = data.epoch(3)
+    assert data.epoch(3) is kept
+    data.epoch(4)
+    assert data.epoch(3) is not kept and data.epoch(3).tolist() == kept.tolist()
