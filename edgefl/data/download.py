@@ -30,31 +30,25 @@ def download(url: str, md5: str, target: Path, key: str) -> Path:
     """
     if target.is_file():
         return target
-    handle, part = -1, ""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-        found = _fetch(url, handle)
-        if found != md5:
-            raise ConfigError(
-                key, url, f"a file with MD5 {md5}; what came has {found}: try again, or another source"
-            )
-        os.replace(part, target)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as unchecked:
+            part = Path(unchecked) / target.name
+            found = _fetch(url, part)
+            if found != md5:
+                raise ConfigError(key, url, f"a file with MD5 {md5}; what came has {found}: try again later")
+            os.replace(part, target)
     except (OSError, HTTPException) as error:  # URLError and time-outs are OSErrors
         if isinstance(error, HTTPError):
             error.close()  # it is the answer too, and holds the connection
         raise ConfigError(key, url, f"an address that answers ({error}); or give data.folder") from error
-    finally:
-        Path(part).unlink(missing_ok=True) if part else None
     return target
 
 
-def _fetch(url: str, handle: int) -> str:
-    """Write what the address holds to an open file; its MD5."""
-    digest = hashlib.md5(
-        usedforsecurity=False
-    )  # what the publishers of the data give; it guards against accidents
-    with os.fdopen(handle, "wb") as out, urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
+def _fetch(url: str, part: Path) -> str:
+    """Write what the address holds to a file; its MD5."""
+    digest = hashlib.md5(usedforsecurity=False)  # what the publishers give: against accidents, not attacks
+    with part.open("wb") as out, urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
         while chunk := answer.read(CHUNK_BYTES):
             digest.update(chunk)
             out.write(chunk)

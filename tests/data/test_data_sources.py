@@ -194,27 +194,27 @@ def test_beta_controls_how_unlike_inputs_are():
 
 def fitted_accuracy(**options):
     """Training accuracy of one linear model over all owners, after a full-batch fit."""
-    data = load_dataset(
-        DataConfig(name="synthetic", examples_per_owner=100, num_classes=3, num_features=10, **options)
-    )
-    W = torch.zeros(10, 3, requires_grad=True)
-    optimizer = torch.optim.LBFGS([W], max_iter=60)
+    config = DataConfig(name="synthetic", examples_per_owner=100, num_classes=3, num_features=10, **options)
+    data = load_dataset(config)
+    x = torch.cat([data.x_train, torch.ones(len(data.x_train), 1)], dim=1)
+    W = torch.zeros(11, 3, requires_grad=True)
+    optimizer = torch.optim.LBFGS([W], max_iter=60, line_search_fn="strong_wolfe")
 
     def loss():
         optimizer.zero_grad()
-        value = torch.nn.functional.cross_entropy(data.x_train @ W, data.y_train)
+        value = torch.nn.functional.cross_entropy(x @ W, data.y_train)
         value.backward()
         return value
 
     optimizer.step(loss)
-    return ((data.x_train @ W).argmax(1) == data.y_train).float().mean().item()
+    return ((x @ W).argmax(1) == data.y_train).float().mean().item()
 
 
-def test_one_linear_model_fits_one_owner_or_owners_with_one_model_but_not_unlike_ones():
+def test_one_linear_model_fits_owners_that_share_theirs_and_no_others():
     assert fitted_accuracy(num_owners=1) > 0.97
     assert fitted_accuracy(num_owners=30, model_spread=0.0) > 0.97
-    assert fitted_accuracy(num_owners=30) < 0.9
-    assert fitted_accuracy(num_owners=30, model_spread=4.0) < 0.9
+    assert fitted_accuracy(num_owners=30) < 0.8
+    assert fitted_accuracy(num_owners=30, model_spread=4.0) < 0.8
 
 
 def test_text_shifts_by_one_character_and_stays_in_the_alphabet():
