@@ -53,10 +53,16 @@ class NodeState:
 class Interpreter:
     """Drives the programs of `hosted` nodes of a plan."""
 
-    def __init__(self, plan: RunPlan, observer: Observer, hosted: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        plan: RunPlan,
+        observer: Observer,
+        hosted: tuple[int, ...],
+        extra_messages: tuple[type[Message], ...] = (),
+    ) -> None:
         self.plan, self.observer = plan, observer
         self.states = {i: NodeState(self, i) for i in hosted}
-        self.codec = _codec(plan)
+        self.codec = _codec(plan, extra_messages)
         self.traffic = Traffic()
         observer.begin(self.traffic)
         self.current: Task[Any] | None = None
@@ -521,18 +527,19 @@ class Interpreter:
         return found
 
 
-def _codec(plan: RunPlan) -> Codec:
+def _codec(plan: RunPlan, extra: tuple[type[Message], ...]) -> Codec:
     """The codec of a run: it knows the method's kinds, the layouts of the model and of its stages, and
     takes tensors as large as the model four times over or a batch at any cut."""
+    kinds = (*plan.method.messages, *extra)
     if plan.learner is None:
-        return Codec(plan.method.messages)
+        return Codec(kinds)
     model = plan.learner.model
     last = len(model.blocks)
     stages = [model.stage(a, b) for a in range(last) for b in range(a + 1, last + 1)]
     batch = max(node.workload.batch_size for node in plan.nodes)
     widest = max(block.output_bytes // 4 for block in model.block_counts)
     most = max(4 * model.layout.size, batch * widest, LEAST_MAX_VALUES)
-    return Codec(plan.method.messages, dict.fromkeys(stage.layout for stage in stages), max_values=most)
+    return Codec(kinds, dict.fromkeys(stage.layout for stage in stages), max_values=most)
 
 
 async def _awaiting(op: Op[T]) -> T:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from edgefl.nodes.traffic import Traffic
+from edgefl.parameters import Vector
 
 FRAME_BYTES = 1 << 20
 _FRAME_OVERHEAD = 9 + 5 + 28  # HTTP/2 frame header, gRPC message prefix, our frame's header fields
@@ -31,6 +32,11 @@ class Outcome:
     stale: Mapping[str, int] = field(default_factory=dict)
     dropped: Mapping[str, int] = field(default_factory=dict)
     num_events: int = 0
+    """Events of the virtual clock; 0 on the wall clock."""
+    last_models: Mapping[int, tuple[float, int, Vector]] = field(default_factory=dict)
+    """What nodes of other processes published last: time, step, model."""
+    frame_bytes: int | None = None
+    """Measured bytes of all frames that were sent; None in virtual time."""
 
     @property
     def wire_bytes(self) -> int:

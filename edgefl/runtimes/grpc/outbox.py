@@ -61,6 +61,7 @@ class Outbox:
 
     def add(self, message: Outgoing, now: float) -> None:
         """Queue a message behind those of its stream."""
+        message.paced_until = now
         self.messages[message.sequence] = message
         self.quiet.clear()
         self._line_up(message, now)
@@ -72,9 +73,7 @@ class Outbox:
 
     def begin(self, now: float) -> None:
         """Start over on a new connection: receipts are void, lossy messages lost, all others unconfirmed."""
-        for queue in (self._urgent, self._small, self._large, self._paced):
-            queue.clear()
-        self._streams.clear()
+        self._clear()
         self._link = LinkEstimate()
         for message in list(self.messages.values()):
             if message.lossy and message.started:
@@ -92,6 +91,7 @@ class Outbox:
         """Give all messages up."""
         for message in list(self.messages.values()):
             self._finish(message, error)
+        self._clear()
 
     def cancel(self, message: Outgoing, now: float) -> bool:
         """Withdraw a message; False when its last byte has left already."""
@@ -124,7 +124,7 @@ class Outbox:
             message.sent = frame.received
             message.marks.clear()
         message.sent = max(message.sent, frame.received)
-        self._enqueue(message, now)
+        self._go_on(message, now)
 
     def next_due(self) -> float | None:
         """When the next paced frame may leave."""
@@ -137,7 +137,7 @@ class Outbox:
         while self._paced and self._paced[0][0] <= now:
             self._ready(heapq.heappop(self._paced)[2])
         message = self._pick()
-        return self._frame(message, now) if message is not None else None
+        return self._frame(message) if message is not None else None
 
     def left(self, job: Job, now: float) -> None:
         """The frame has left."""
@@ -145,10 +145,12 @@ class Outbox:
         if message is None or message.closed:
             return
         message.marks.append((job.end, job.num_bytes, self._link.mark(now)))
-        if message.sent < message.size or not message.started:
+        self._go_on(message, now)
+
+    def _go_on(self, message: Outgoing, now: float) -> None:
+        """Line the message's next frame up, or if it has none, the next message of its stream."""
+        if not message.all_sent:
             self._enqueue(message, now)
-            return
-        if message.resumed and not message.granted and message.size:
             return
         self._has_left(message)
         if message.lossy:
@@ -156,19 +158,22 @@ class Outbox:
         self._next_of_stream(message, now)
 
     def _pick(self) -> Outgoing | None:
+        """Small messages first, but after 1 MiB of them a large one has its turn."""
         while self._small or self._large:
             large_is_due = self._small_run >= self._limits.frame_bytes and self._large
             queue = self._large if large_is_due or not self._small else self._small
             message = queue.popleft()
             message.queued = False
-            if not message.closed:
-                return message
+            if message.closed or message.all_sent:
+                continue
+            self._small_run += len(message.header) + message.num_remaining
+            if queue is self._large:
+                self._small_run = 0
+            return message
         return None
 
-    def _frame(self, message: Outgoing, now: float) -> Job:
+    def _frame(self, message: Outgoing) -> Job:
         size = self._chunk_bytes(message)
-        if message.num_remaining > SMALL_BYTES:
-            self._small_run = 0
         if not message.started:
             return self._start(message, size)
         chunk = message.chunk(message.sent, size)
@@ -185,8 +190,6 @@ class Outbox:
 
     def _job(self, message: Outgoing, data: bytes, num_bytes: int) -> Job:
         message.sent += num_bytes
-        if message.num_remaining <= SMALL_BYTES:
-            self._small_run += len(data)
         return Job(data, message, message.sent, num_bytes)
 
     def _unasked(self, message: Outgoing) -> bool:
@@ -214,6 +217,13 @@ class Outbox:
         window = 2 * self._chunk_bytes(message) + int(rate * (self._link.rtt_s or 0.0))
         return message.sent - message.received < window
 
+    def _clear(self) -> None:
+        self._urgent.clear()
+        self._small.clear()
+        self._large.clear()
+        self._paced.clear()
+        self._streams.clear()
+
     def _line_up(self, message: Outgoing, now: float) -> None:
         stream = self._streams.setdefault(message.stream, deque())
         stream.append(message)
@@ -223,7 +233,7 @@ class Outbox:
     def _next_of_stream(self, message: Outgoing, now: float) -> None:
         """Let the next message of a stream go, when the first has left or is closed."""
         stream = self._streams.get(message.stream)
-        while stream and (stream[0].closed or stream[0].left_fully):
+        while stream and (stream[0].closed or stream[0].all_sent):
             stream.popleft()
         if stream:
             self._enqueue(stream[0], now)
@@ -256,8 +266,8 @@ class Outbox:
 
     def _measure(self, message: Outgoing, received: int, now: float) -> None:
         while message.marks and message.marks[0][0] <= received:
-            _, num_bytes, mark = message.marks.popleft()
-            self._link.receipt(num_bytes, mark, now)
+            end, num_bytes, mark = message.marks.popleft()
+            self._link.receipt(num_bytes, mark, now, sustained=num_bytes > 0 and end < message.size)
 
     def _has_left(self, message: Outgoing) -> None:
         if not message.left:

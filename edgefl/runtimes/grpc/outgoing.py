@@ -55,6 +55,11 @@ class Outgoing:
     def num_remaining(self) -> int:
         return self.size - self.sent
 
+    @property
+    def all_sent(self) -> bool:
+        """Whether nothing of it is left to send on this connection."""
+        return self.started and self.sent >= self.size and (self.granted or not self.size)
+
     def chunk(self, offset: int, num_bytes: int) -> bytes | memoryview:
         """Bytes of the payload; a view, unless they lie across two tensors."""
         parts: list[memoryview] = []

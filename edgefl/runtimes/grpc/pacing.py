@@ -55,12 +55,17 @@ class LinkEstimate:
         """To be kept with a frame that leaves now."""
         return now, self._received
 
-    def receipt(self, num_bytes: int, mark: tuple[float, int], now: float) -> None:
-        """The frame of this mark and size has been received."""
+    def receipt(self, num_bytes: int, mark: tuple[float, int], now: float, *, sustained: bool) -> None:
+        """The frame of this mark and size has been received; sustained: more of its message was waiting.
+
+        The last frame of a message tells little of the rate: nothing may have left after it.
+        """
         self._received += num_bytes
         left_at, received_then = mark
         took_s = max(now - left_at, 1e-6)
         self.rtt_s = took_s if self.rtt_s is None else min(self.rtt_s, took_s)
-        sample = (self._received - received_then) / took_s
-        before = self.rate_bytes_per_s
-        self.rate_bytes_per_s = sample if before is None else max(sample, 0.9 * before + 0.1 * sample)
+        sample, before = (self._received - received_then) / took_s, self.rate_bytes_per_s
+        if before is None:
+            self.rate_bytes_per_s = sample if sustained else None
+        elif sample > before or sustained:
+            self.rate_bytes_per_s = max(sample, 0.9 * before + 0.1 * sample)

@@ -1,0 +1,115 @@
+"""Running nodes of a plan in this process: all of them, each behind a port of its own, or those of one place."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+
+from edgefl.learning.executors import Executor
+from edgefl.nodes.plan import RunPlan
+from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.place import Place
+from edgefl.runtimes.grpc.runtime import GrpcRuntime, MergingObserver, RemoteFailure
+from edgefl.runtimes.outcome import Outcome
+
+
+def run_here(
+    plan: RunPlan,
+    observers: Sequence[MergingObserver],
+    executor: Executor | None,
+    *,
+    run_id: str,
+    digest: str,
+    emulate: bool = False,
+    limits: Limits | None = None,
+) -> Outcome:
+    """Run a whole plan in this process, each node behind its own gRPC port on loopback.
+
+    observers: one per node; the first takes in what the others recorded. Raises what ended the run.
+    """
+    addresses = free_addresses(len(plan.nodes))
+    nodes_of = tuple((i,) for i in range(len(plan.nodes)))
+    places = [Place(run_id, i, addresses, nodes_of) for i in range(len(plan.nodes))]
+
+    async def run_all() -> Outcome:
+        with ThreadPoolExecutor(1, thread_name_prefix="edgefl-work") as pool:
+            runtimes = [
+                GrpcRuntime(
+                    plan, observer, executor, place, digest=digest, emulate=emulate, limits=limits, pool=pool
+                )
+                for place, observer in zip(places, observers, strict=True)
+            ]
+            with _interruptible(runtimes):
+                ended = await asyncio.gather(*(r.run() for r in runtimes), return_exceptions=True)
+        return _lead(ended)
+
+    return asyncio.run(run_all())
+
+
+def run_place(
+    plan: RunPlan,
+    observer: MergingObserver,
+    executor: Executor | None,
+    place: Place,
+    *,
+    digest: str,
+    emulate: bool = False,
+    limits: Limits | None = None,
+    life: int = 0,
+) -> Outcome:
+    """Run the nodes of one place; at the lead the outcome is the whole run's."""
+
+    async def run_one() -> Outcome:
+        runtime = GrpcRuntime(
+            plan, observer, executor, place, digest=digest, emulate=emulate, limits=limits, life=life
+        )
+        with _interruptible([runtime]):
+            return await runtime.run()
+
+    return asyncio.run(run_one())
+
+
+def free_addresses(count: int) -> tuple[str, ...]:
+    """So many addresses on loopback whose ports were free a moment ago."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    try:
+        return tuple(f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+    finally:
+        for s in sockets:
+            s.close()
+
+
+def _lead(ended: Sequence[Outcome | BaseException]) -> Outcome:
+    """The lead's outcome, or the error that came first: a program's own before its echo elsewhere."""
+    errors = [e for e in ended if isinstance(e, BaseException)]
+    for error in sorted(errors, key=lambda e: isinstance(e, RemoteFailure)):
+        raise error
+    lead = ended[0]
+    assert isinstance(lead, Outcome)
+    return lead
+
+
+@contextmanager
+def _interruptible(runtimes: Sequence[GrpcRuntime]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run in good order, with the reason "interrupted"."""
+    loop = asyncio.get_running_loop()
+
+    def interrupt() -> None:
+        for runtime in runtimes:
+            runtime.interrupt()
+
+    try:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, interrupt)
+    except (NotImplementedError, RuntimeError, ValueError):
+        yield  # not the main thread, or a platform without: the caller's own handling stays
+        return
+    try:
+        yield
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)

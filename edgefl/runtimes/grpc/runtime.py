@@ -1,0 +1,410 @@
+"""The gRPC runtime: node programs of one process on the wall clock, with real messages to the other processes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import traceback
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from edgefl.errors import RunError
+from edgefl.learning.executors import Executor
+from edgefl.messages.base import Message
+from edgefl.nodes.handles import Task, Transfer
+from edgefl.nodes.operations import Compute
+from edgefl.nodes.plan import Observer, RunPlan
+from edgefl.parameters import Vector
+from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.place import Place
+from edgefl.runtimes.grpc.processor import Item, WallProcessor
+from edgefl.runtimes.grpc.transport import Transport
+from edgefl.runtimes.interpreter import Interpreter
+from edgefl.runtimes.outcome import Outcome
+
+log = logging.getLogger("edgefl.grpc")
+_SILENCE_S = 10.0  # a wait of this length is said aloud
+_LEAD = 0
+
+
+class MergingObserver(Observer, Protocol):
+    """An observer whose records travel to the process that leads."""
+
+    def export(self) -> dict[str, Any]: ...
+    def merge(self, rows: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class LastModel(Message):
+    """What a node published last, sent to the lead when the run is over."""
+
+    once_by = ("node",)
+    node: int
+    time_s: float
+    step: int
+    parameters: Vector
+
+
+class RemoteFailure(RunError):
+    """A program failed in another process. `trace` is its traceback there."""
+
+    def __init__(self, text: str, trace: str) -> None:
+        self.trace = trace
+        super().__init__(text)
+
+
+class GrpcRuntime(Interpreter):
+    """Runs the nodes that one process hosts.
+
+    emulate: computing is slowed to each node's device profile, and sending is paced at its planned uplink.
+    pool: the worker thread that trains; shared by runtimes of one Python process.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        observer: MergingObserver,
+        executor: Executor | None,
+        place: Place,
+        *,
+        digest: str,
+        emulate: bool = False,
+        limits: Limits | None = None,
+        pool: ThreadPoolExecutor | None = None,
+        life: int = 0,
+    ) -> None:
+        super().__init__(plan, observer, place.hosted, extra_messages=(LastModel,))
+        self.place, self._emulate = place, emulate
+        self._limits = limits or Limits()
+        self._merging = observer
+        self._own_pool = pool is None
+        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="edgefl-work")
+        self._loop: asyncio.AbstractEventLoop
+        self._over = asyncio.Event()
+        self._reports: dict[int, dict[str, Any]] = {}
+        self._models: dict[int, LastModel] = {}
+        self._last: dict[int, LastModel] = {}
+        self._gone: set[int] = set()
+        self._start_s = 0.0
+        self._moved_s = 0.0
+        self._life = life
+        access = plan.network.access[place.hosted[0]]
+        self._transport = Transport(
+            index=place.index,
+            addresses=place.addresses,
+            nodes_of=place.nodes_of,
+            codec=self.codec,
+            run_id=place.run_id,
+            digest=digest,
+            on_message=self._arrived,
+            on_gone=self._heard_gone,
+            on_back=self._heard_back,
+            on_control=self._control,
+            limits=self._limits,
+            uplink_bytes_per_s=access.up_bytes_per_s if emulate else None,
+            latency_s=access.latency_s if emulate else 0.0,
+            life=life,
+        )
+        for i, state in self.states.items():
+            state.life = life
+            state.processor = WallProcessor(
+                plan.nodes[i], plan.learner, executor, self._pool, self, self._computed, emulate=emulate
+            )
+
+    # --- the clock -------------------------------------------------------------------------------------
+
+    def clock(self) -> float:
+        return self._loop.time() - self._start_s
+
+    def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        self._loop.call_later(delay_s, self._guarded, call, args)
+
+    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
+        self._loop.call_soon(self._guarded, call, args)
+
+    def call_from_thread(self, call: Callable[..., None], *args: Any) -> None:
+        """Call on the loop's thread; nothing happens once the loop has ended."""
+        try:
+            self._loop.call_soon_threadsafe(self._guarded, call, args)
+        except RuntimeError:
+            log.debug("a result came after the end of the run")
+
+    def _guarded(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        """Every entry from outside: an error ends the run, and the end of the run is noticed."""
+        if self._over.is_set():
+            return
+        try:
+            self._moved_s = self._loop.time()
+            call(*args)
+        except BaseException as error:
+            self.failure = self.failure or error
+        if self.failure is not None or self.stop_reason is not None or self.all_ended():
+            self._over.set()
+
+    # --- the run ---------------------------------------------------------------------------------------
+
+    async def run(self) -> Outcome:
+        """Connect, run the hosted programs to the end of the run, and gather what the others recorded.
+
+        Returns at the lead the outcome of the whole run, elsewhere this process's part of it. Raises what
+        ended the run: ProgramFailed here, RemoteFailure for a program elsewhere.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._start_s = self._loop.time()
+        background: list[asyncio.Task[None]] = []
+        try:
+            await self._transport.start()
+            self._start_s = self._loop.time()
+            for i in self.states:
+                self.begin_life(i)
+            background = [asyncio.create_task(self._tick()), asyncio.create_task(self._speak_up())]
+            if self.plan.time_s is not None:
+                self.call_later(self.plan.time_s, self.stop, "time limit")
+            await self._over.wait()
+            end_s = self.clock()
+            self.end_all()
+            await self._loop.run_in_executor(self._pool, _nothing)  # what was published has been looked at
+            self._tell_the_others()
+            if self.failure is not None:
+                raise self.failure
+            await self._gather_reports()
+            return self._outcome(end_s)
+        finally:
+            self._over.set()
+            self.end_all()
+            for task in background:
+                task.cancel()
+            await asyncio.gather(*background, return_exceptions=True)
+            await self._transport.close()
+            if self._own_pool:
+                self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def interrupt(self) -> None:
+        """Ask for the end of the run from outside (a signal)."""
+        self.call_soon(self.stop, "interrupted")
+
+    async def _tick(self) -> None:
+        every = self.observer.every_s
+        count = 1
+        while every is not None:
+            await asyncio.sleep(max(0.0, count * every - self.clock()))
+            if await self._loop.run_in_executor(self._pool, self.observer.tick, count * every):
+                self.call_soon(self.stop, "target reached")
+            count += 1
+
+    async def _speak_up(self) -> None:
+        """Say what is waited for when nothing has moved for a while."""
+        while True:
+            await asyncio.sleep(_SILENCE_S / 2)
+            if self._loop.time() - self._moved_s >= _SILENCE_S:
+                for name, what in self.waits().items():
+                    log.warning("%s waits for %s", name, what)
+                self._moved_s = self._loop.time()
+
+    # --- the end of a run ---------------------------------------------------------------------------------
+
+    def node_ended(self, node: int) -> None:
+        self._broadcast("ended", {"node": node})
+
+    def stop(self, reason: str) -> None:
+        super().stop(reason)
+        self._over.set()
+
+    def _others(self) -> list[int]:
+        """The other processes, but for those whose nodes are gone."""
+        return [
+            p
+            for p, nodes in enumerate(self.place.nodes_of)
+            if p != self.place.index and not self._gone.issuperset(nodes)
+        ]
+
+    def _broadcast(self, kind: str, body: dict[str, Any]) -> None:
+        for process in self._others():
+            self._transport.control(process, kind, json.dumps(body).encode())
+
+    def _tell_the_others(self) -> None:
+        """Why the run ends here, unless it ended by itself, which the others notice too."""
+        if self.failure is not None:
+            if not isinstance(self.failure, RemoteFailure):
+                trace = "".join(traceback.format_exception(self.failure))
+                self._broadcast("failed", {"text": str(self.failure), "trace": trace})
+        elif self.stop_reason is not None:
+            self._broadcast("stop", {"reason": self.stop_reason})
+
+    async def _gather_reports(self) -> None:
+        """Send this process's records to the lead, or be the lead and wait for the others'."""
+        if self.place.index != _LEAD:
+            sent = [self._sent(model) for model in self._last.values()]
+            report = {
+                "rows": self._merging.export(),
+                "traffic": [[*key, *row] for key, row in self.traffic.table.items()],
+                "busy_s": {i: state.processor.busy_s for i, state in self.states.items()},
+                "stale": self._stale(),
+                "frame_bytes": self._transport.stats.frame_bytes_sent,
+            }
+            self._transport.control(_LEAD, "report", json.dumps(report).encode())
+            await asyncio.wait_for(asyncio.gather(*sent), self._limits.flush_s)
+            return
+        deadline_s = self._loop.time() + self._limits.grace_s
+        while missing := [p for p in self._others() if p not in self._reports]:
+            if self._loop.time() > deadline_s:
+                log.warning("no report from process %s within %g s", missing, self._limits.grace_s)
+                break
+            await asyncio.sleep(0.01)
+        for report in self._reports.values():
+            self._merging.merge(report["rows"])
+            for sender, receiver, kind, messages, payload, encoded in report["traffic"]:
+                self.traffic.add(sender, receiver, kind, payload, encoded, messages)
+
+    def _sent(self, model: LastModel) -> asyncio.Future[None]:
+        """Send a last model to the lead; done when it has it, or cannot have it any more."""
+        done = self._loop.create_future()
+
+        def delivered(error: Exception | None) -> None:
+            if not done.done():
+                done.set_result(None)
+
+        stamped = model.stamped(model.node, self._life)
+        self._transport.send(model.node, 0, stamped, on_left=lambda: None, on_delivered=delivered)
+        return done
+
+    def _stale(self) -> dict[str, int]:
+        counts: dict[str, int] = {}
+        for state in self.states.values():
+            for kind, count in state.inbox.stale.items():
+                counts[kind] = counts.get(kind, 0) + count
+        return counts
+
+    def _outcome(self, end_s: float) -> Outcome:
+        busy = {i: state.processor.busy_s for i, state in self.states.items()}
+        stale = self._stale()
+        frame_bytes = self._transport.stats.frame_bytes_sent
+        for report in self._reports.values():
+            busy |= {int(i): s for i, s in report["busy_s"].items()}
+            frame_bytes += report["frame_bytes"]
+            for kind, count in report["stale"].items():
+                stale[kind] = stale.get(kind, 0) + count
+        return Outcome(
+            status="finished" if self.stop_reason is None else "stopped",
+            reason=self.stop_reason or "the method ended",
+            time_s=end_s,
+            results=self.results,
+            traffic=self.traffic,
+            busy_s=dict(sorted(busy.items())),
+            stale=stale,
+            dropped=dict(self.dropped),
+            last_models={m.node: (m.time_s, m.step, m.parameters) for m in self._models.values()},
+            frame_bytes=frame_bytes,
+        )
+
+    # --- what the other processes say -----------------------------------------------------------------------
+
+    def _arrived(self, receiver: int, message: Message) -> None:
+        if isinstance(message, LastModel):
+            self._models[message.node] = message
+        else:
+            self._guarded(self.deliver, (receiver, message))
+
+    def _heard_gone(self, node: int) -> None:
+        self._gone.add(node)
+        self.ended.add(node)
+        self._guarded(self.peer_gone, (node,))
+
+    def _heard_back(self, node: int, life: int) -> None:
+        self._gone.discard(node)
+        self.ended.discard(node)
+        self._guarded(self.peer_back, (node, life))
+
+    def _control(self, process: int, kind: str, body: bytes) -> None:
+        """A note from another process: what of it is not understood is dropped with a line."""
+        try:
+            note = json.loads(body)
+            if kind == "ended":
+                self._guarded(self.ended.add, (int(note["node"]),))
+            elif kind == "stop":
+                self._guarded(self.stop, (str(note["reason"]),))
+            elif kind == "failed":
+                self._guarded(self._fail, (str(note["text"]), str(note["trace"])))
+            elif kind == "report":
+                self._reports[process] = note
+        except (ValueError, KeyError, TypeError) as error:
+            log.warning("process %d sent a note that makes no sense: %s: %s", process, kind, error)
+
+    def _fail(self, text: str, trace: str) -> None:
+        self.failure = self.failure or RemoteFailure(text, trace)
+
+    # --- operations -----------------------------------------------------------------------------------------
+
+    def publish(self, state: Any, parameters: Vector, step: int, part: str | None) -> None:
+        now = self.clock()
+        self._last[state.id] = LastModel(state.id, now, step, parameters)
+        self._pool.submit(self._publish, state.id, now, step, parameters, part)
+
+    def _publish(self, node: int, now: float, step: int, parameters: Vector, part: str | None) -> None:
+        """In the worker thread, since the observer may evaluate."""
+        try:
+            if self.observer.published(node, now, step, parameters, part):
+                self.call_from_thread(self.stop, "target reached")
+        except Exception as error:
+            self.call_from_thread(self._fail_here, error)
+
+    def _fail_here(self, error: Exception) -> None:
+        raise error
+
+    def begin_compute(self, task: Task[Any], token: int, op: Compute[Any]) -> None:
+        task.state.processor.submit(task, token, op.work, op.share)  # type: ignore[attr-defined]
+
+    def withdraw_compute(self, task: Task[Any]) -> None:
+        task.state.processor.withdraw(task)  # type: ignore[attr-defined]
+
+    def _computed(self, item: Item, result: object) -> None:
+        node = item.task.state.id  # type: ignore[attr-defined]
+        self.observer.span(node, "compute", item.start_s, self.clock(), type(item.work).__name__)
+        if isinstance(result, Exception):
+            self.wake_error(item.task, item.token, result)
+        else:
+            self.wake(item.task, item.token, result)
+
+    def begin_transfer(self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None) -> None:
+        sender, began_s = transfer.state.id, self.clock()  # type: ignore[attr-defined]
+        if receiver in self.states:
+            self.left(transfer)
+            self.call_soon(self._deliver_here, transfer, receiver)
+            return
+
+        def left() -> None:
+            self.observer.span(sender, "send", began_s, self.clock(), type(transfer.message).__name__)
+            self._guarded(self.left, (transfer,))
+
+        def delivered(error: Exception | None) -> None:
+            if error is None:
+                self._guarded(self.acknowledged, (transfer,))
+            else:
+                self._guarded(self.undeliverable, (transfer, receiver))
+
+        transfer.flows.append(
+            self._transport.send(
+                sender,
+                receiver,
+                transfer.message,
+                rate_bytes_per_s=rate,
+                on_left=left,
+                on_delivered=delivered,
+            )
+        )
+
+    def _deliver_here(self, transfer: Transfer, receiver: int) -> None:
+        if not transfer.cancelled:
+            self.deliver(receiver, transfer.message)
+            self.acknowledged(transfer)
+
+    def withdraw_transfer(self, transfer: Transfer) -> None:
+        for handle in transfer.flows:
+            handle.cancel()
+
+
+def _nothing() -> None:
+    pass
