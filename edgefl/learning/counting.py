@@ -34,19 +34,16 @@ class BlockCount:
 
 
 def count_blocks(module: nn.Sequential, example: Tensor) -> tuple[BlockCount, ...]:
-    """Count each block. example: (1, ...) an input of the first block; the module is left as it was."""
+    """Count each block of a module, which is used up: its gradients and buffers change.
+
+    example: (1, ...) an input of the first block.
+    """
     counts, x = [], torch.cat([example] * _EXAMPLES)
     kept: dict[int, Tensor] = {}
-    training = module.training
-    buffers = [b.clone() for b in module.buffers()]
     module.train()
     for block in module:
         count, x = _count(block, x, kept)
         counts.append(count)
-    module.train(training)
-    module.zero_grad(set_to_none=True)
-    for buffer, before in zip(module.buffers(), buffers, strict=True):
-        buffer.copy_(before)
     return tuple(counts)
 
 

@@ -90,6 +90,15 @@ def test_company_changes_nothing_beyond_rounding() -> None:
     assert all(map(same, good, batched.run(works)))
 
 
+def test_a_short_batch_is_filled_up_from_its_own_examples() -> None:
+    data = dataset(*IMAGE)
+    data.x_train[0] = float("nan")
+    model = mlp(data)
+    works = [LocalSGD(model.init(), local(data, n, 1), 0, Workload(batch_size=4)) for n in (8, 3)]
+    learner = Learner(model, TrainConfig())
+    assert all(map(same, Batched(learner).run(works), Inline(learner).run(works)))
+
+
 def test_gradients_agree_with_inline() -> None:
     data = dataset(*IMAGE)
     model = mlp(data)

@@ -34,7 +34,9 @@ def plain_sgd(model: Model, start: Vector, batches: list[Batch], rate: float) ->
     module.load_state_dict(start.named())
     module.train()
     for batch in batches:
-        x = batch.x.contiguous(memory_format=torch.channels_last) if batch.x.dim() == 4 else batch.x
+        x = batch.x
+        if x.dim() == 4:
+            x = torch.empty(x.shape, memory_format=torch.channels_last).copy_(x)
         output = module(x)
         loss = torch.nn.functional.cross_entropy(output.flatten(0, -2), batch.y.flatten())
         module.zero_grad()
