@@ -55,7 +55,7 @@ class Model:
         return f"{self.name}/{self.layout.size}"
 
     def build(self) -> nn.Sequential:
-        """A new module, its parameters uninitialised in meaning: load a Vector into them.
+        """A new module; what its parameters hold means nothing until a Vector is loaded into them.
 
         Leaves torch's global random state as it found it.
         """
