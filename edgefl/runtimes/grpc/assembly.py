@@ -14,7 +14,7 @@ import numpy as np
 from edgefl.errors import ProtocolError
 from edgefl.messages import Codec, Message, Plan
 from edgefl.runtimes.grpc.frames import Data, Frame, Note, Receipt, Start
-from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.limits import SMALL_BYTES, Limits
 
 log = logging.getLogger("edgefl.grpc")
 
@@ -27,7 +27,14 @@ class Memory:
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def request(self, num_bytes: int, granted: Callable[[], None]) -> None:
-        """Call `granted` when so many bytes are free: at once, or later in the order of the requests."""
+        """Call `granted` when so many bytes are free: at once, or later in the order of the requests.
+
+        Small messages do not wait behind large ones.
+        """
+        if num_bytes <= SMALL_BYTES and num_bytes <= self._free:
+            self._free -= num_bytes
+            granted()
+            return
         self._waiting.append((num_bytes, granted))
         self._grant()
 
@@ -97,8 +104,11 @@ class Assembly:
     def keep_only(self, sequences: Collection[int]) -> None:
         """Drop all that the other process does not go on with."""
         kept = set(sequences)
-        for sequence in [s for s in self._open if s not in kept]:
-            self.cancel(sequence)
+        dropped = [incoming for s, incoming in self._open.items() if s not in kept]
+        for incoming in dropped:
+            self._close(incoming)
+        for stream in {incoming.stream for incoming in dropped}:
+            self._deliver(stream)
 
     def cancel(self, sequence: int) -> None:
         """Forget a message that has been withdrawn."""
@@ -165,10 +175,10 @@ class Assembly:
         return Incoming(frame.sequence, stream, plan, size, header.checksum, header.receivers)
 
     def _announced_note(self, sequence: int, note: Note) -> Incoming:
-        if note.payload_bytes > self._limits.max_note_bytes:
+        most = min(self._limits.max_note_bytes, self._limits.memory_budget_bytes)
+        if note.payload_bytes > most:
             raise ProtocolError(
-                f"note of {note.payload_bytes} bytes, at most {self._limits.max_note_bytes} are taken",
-                "RESOURCE_EXHAUSTED",
+                f"note of {note.payload_bytes} bytes, at most {most} are taken", "RESOURCE_EXHAUSTED"
             )
         return Incoming(sequence, "note", note, note.payload_bytes, note.checksum)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 MIB = 1 << 20
+SMALL_BYTES = 64 * 1024
+"""Messages up to this size go before larger ones."""
 
 
 @dataclass(frozen=True)

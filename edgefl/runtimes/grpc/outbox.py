@@ -13,11 +13,10 @@ import grpc
 from edgefl.errors import ProtocolError
 from edgefl.runtimes.grpc import frames
 from edgefl.runtimes.grpc.frames import Cancel, Data, Frame, Receipt, Start
-from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.limits import SMALL_BYTES, Limits
 from edgefl.runtimes.grpc.outgoing import Outgoing
 from edgefl.runtimes.grpc.pacing import LinkEstimate
 
-SMALL_BYTES = 64 * 1024
 _FIRST_CHUNK_BYTES = 64 * 1024
 """Before the rate of a link is known."""
 _LEAST_CHUNK_BYTES = 512
@@ -73,7 +72,9 @@ class Outbox:
 
     def begin(self, now: float) -> None:
         """Start over on a new connection: receipts are void, lossy messages lost, all others unconfirmed."""
+        cancels = [frame for frame in self._urgent if isinstance(frame, Cancel)]
         self._clear()
+        self._urgent.extend(cancels)
         self._link = LinkEstimate()
         for message in list(self.messages.values()):
             if message.lossy and message.started:

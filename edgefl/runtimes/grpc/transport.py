@@ -1,0 +1,412 @@
+"""Messages between the processes of one run, over gRPC.
+
+Each process hosts some nodes and serves the exchange service; of two processes the one of the lower index
+dials. All methods are for the one thread of the asyncio loop, and all callbacks come from it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from edgefl.allocator import keep_memory
+from edgefl.errors import ConfigError, ProtocolError, RunError, Unreachable
+from edgefl.messages import Codec, Message
+from edgefl.messages.codec import MAX_HEADER_BYTES
+from edgefl.messages.wire import EXCHANGE_SERVICE
+from edgefl.runtimes.grpc import frames
+from edgefl.runtimes.grpc.assembly import Assembly, Memory
+from edgefl.runtimes.grpc.connection import Connection, Stream
+from edgefl.runtimes.grpc.frames import Hello, Note
+from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.outbox import Outbox
+from edgefl.runtimes.grpc.outgoing import OnDelivered, OnLeft, Outgoing
+from edgefl.runtimes.grpc.pacing import Uplink
+from edgefl.runtimes.grpc.peer import Identity, Peer
+from edgefl.runtimes.grpc.stats import Stats
+
+log = logging.getLogger("edgefl.grpc")
+_FRAME_SLACK_BYTES = MAX_HEADER_BYTES + 64 * 1024
+_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.05, 2.0
+
+
+class Handle:
+    """One message on its way."""
+
+    def __init__(self, outbox: Outbox, message: Outgoing) -> None:
+        self._outbox, self._message = outbox, message
+
+    def cancel(self) -> bool:
+        """Withdraw the message: what has left stays counted, the receiver sees nothing, nobody is called.
+
+        Returns False, and changes nothing, when its last byte has left.
+        """
+        return self._outbox.cancel(self._message, asyncio.get_running_loop().time())
+
+
+class Transport:
+    """Carries messages between this process and the others.
+
+    index: this process. addresses: "host:port" of each process, where others dial it. nodes_of: ids of the
+    nodes that each process hosts. listen: where this one serves, when not at its address.
+    run_id, digest: of the run and its experiment, the same at all processes. life: of this process: 0, then
+    one more after each restart.
+    on_message(receiver, message): a message has come; once each, in order per (sender, kind).
+    on_gone(node), on_back(node, life): a process stayed away for `limits.grace_s`, or has returned.
+    on_control(process, kind, body): a note has come.
+    uplink_bytes_per_s, latency_s: a slower link that this process is to keep to, one way.
+    """
+
+    def __init__(
+        self,
+        *,
+        index: int,
+        addresses: Sequence[str],
+        nodes_of: Sequence[Sequence[int]],
+        codec: Codec,
+        run_id: str,
+        digest: str,
+        on_message: Callable[[int, Message], None],
+        on_gone: Callable[[int], None],
+        on_back: Callable[[int, int], None],
+        on_control: Callable[[int, str, bytes], None],
+        limits: Limits | None = None,
+        uplink_bytes_per_s: float | None = None,
+        latency_s: float = 0.0,
+        life: int = 0,
+        listen: str | None = None,
+    ) -> None:
+        self.stats = Stats()
+        self._limits = limits or Limits()
+        self._codec = codec
+        self._listen = listen or addresses[index]
+        # Random on purpose: it tells a reconnect from another process, and no result depends on it.
+        instance = os.urandom(16)
+        self._me = Identity(index, tuple(nodes_of[index]), life, run_id, digest, instance)
+        self._uplink, self._latency_s = Uplink(uplink_bytes_per_s), latency_s
+        self._memory = Memory(self._limits.memory_budget_bytes)
+        self._on_message, self._on_control = on_message, on_control
+        self._on_gone, self._on_back = on_gone, on_back
+        self._peers = {
+            i: self._peer(i, addresses[i], nodes) for i, nodes in enumerate(nodes_of) if i != index
+        }
+        self._peer_of = {node: peer for peer in self._peers.values() for node in peer.nodes}
+        self._sequences = itertools.count()
+        self._server: Any = None
+        self._health: Any = None
+        self._dialers: list[asyncio.Task[None]] = []
+        self._changed = asyncio.Event()
+        self._refusal: ProtocolError | None = None
+        self._closing = False
+
+    async def start(self) -> None:
+        """Serve, dial, and return when all processes are connected.
+
+        Raises ConfigError when the address cannot be served, ProtocolError when another process belongs to
+        a different run, RunError with who is missing after `limits.connect_timeout_s`.
+        """
+        keep_memory()
+        await self._serve()
+        self._dialers = [
+            asyncio.create_task(self._dial(peer)) for i, peer in self._peers.items() if i > self._me.index
+        ]
+        try:
+            await self._all_connected()
+        except BaseException:
+            await self.close()
+            raise
+
+    def send(
+        self,
+        sender: int,
+        receiver: int,
+        message: Message,
+        *,
+        rate_bytes_per_s: float | None = None,
+        on_left: OnLeft,
+        on_delivered: OnDelivered,
+    ) -> Handle:
+        """Send a message to a node of another process.
+
+        on_left(): the last byte has left. on_delivered(error): None when the receiver has it (or, for a
+        lossy kind, when it has left), Unreachable when it never will, ProtocolError when it was refused.
+        Raises TypeError or ValueError for a message that cannot travel.
+        """
+        peer = self._peer_of[receiver]
+        sequence = next(self._sequences)
+        kind = type(message)
+        encoded = self._codec.encode(message.stamped(sender, message.life), (receiver,), sequence)
+        outgoing = Outgoing(
+            sequence,
+            (sender, receiver, kind.__name__),
+            encoded.header,
+            None,
+            encoded.payload,
+            kind.lossy,
+            rate_bytes_per_s,
+            on_left,
+            on_delivered,
+        )
+        self._post(peer, outgoing)
+        return Handle(peer.outbox, outgoing)
+
+    def control(self, process: int, kind: str, body: bytes) -> None:
+        """Send a note to another process; one that has ended or is gone does not get it.
+
+        Raises ValueError for a body over `limits.max_note_bytes`.
+        """
+        if len(body) > self._limits.max_note_bytes:
+            raise ValueError(f"a note of {len(body)} bytes, at most {self._limits.max_note_bytes} travel")
+        note = Note(kind, len(body), zlib.crc32(body))
+        payload = [memoryview(body)] if body else []
+        outgoing = Outgoing(next(self._sequences), "note", b"", note, payload, False, None, _ignore, _ignore)
+        self._post(self._peers[process], outgoing)
+
+    async def close(self) -> None:
+        """Let what is under way arrive, say Goodbye, and stop; what cannot arrive fails as Unreachable."""
+        if self._closing:
+            return
+        self._closing = True
+        if self._health is not None:
+            await self._health.enter_graceful_shutdown()
+        peers = list(self._peers.values())
+        await asyncio.gather(*map(self._flush, peers))
+        connections = [peer.connection for peer in peers if peer.connection is not None]
+        for connection in connections:
+            connection.close()
+        await asyncio.gather(*(connection.ended.wait() for connection in connections))
+        for dialer in self._dialers:
+            dialer.cancel()
+        await asyncio.gather(*self._dialers, return_exceptions=True)
+        if self._server is not None:
+            await self._server.stop(grace=0.2)
+        for peer in peers:
+            peer.stop(Unreachable("this process has closed its connections"))
+        await asyncio.sleep(0)
+
+    def _peer(self, index: int, address: str, nodes: Sequence[int]) -> Peer:
+        outbox = Outbox(self._limits, self._uplink.rate_bytes_per_s, self._count)
+        assembly = Assembly(
+            codec=self._codec,
+            limits=self._limits,
+            memory=self._memory,
+            peer=f"process {index}",
+            here=self._me.nodes,
+            there=nodes,
+            reply=outbox.urge,
+            on_message=lambda receiver, message: _soon(self._on_message, receiver, message),
+            on_note=lambda kind, body: _soon(self._on_control, index, kind, body),
+        )
+        return Peer(
+            index,
+            address,
+            nodes,
+            outbox=outbox,
+            assembly=assembly,
+            limits=self._limits,
+            on_gone=self._on_gone,
+            on_back=self._on_back,
+        )
+
+    def _post(self, peer: Peer, outgoing: Outgoing) -> None:
+        loop = asyncio.get_running_loop()
+        lost = peer.gone or peer.ended or self._closing
+        if lost or (outgoing.lossy and peer.connection is None):
+            why = "has ended" if peer.ended else "is gone"
+            error = None if outgoing.lossy else Unreachable(f"{peer.title} {why}")
+            loop.call_soon(outgoing.on_left)
+            loop.call_soon(outgoing.on_delivered, error)
+            outgoing.left = outgoing.closed = True
+            return
+        peer.outbox.add(outgoing, loop.time())
+
+    def _count(self, message: Outgoing) -> None:
+        """Account for a message that has left, or for the part of one that had when it was given up."""
+        if message.note is None:
+            assert isinstance(message.stream, tuple)
+            encoded = len(message.header) + message.sent
+            self.stats.count(message.stream, message.sent, encoded, messages=int(message.left))
+
+    async def _flush(self, peer: Peer) -> None:
+        if peer.connection is None:
+            return
+        waits = [asyncio.ensure_future(e.wait()) for e in (peer.outbox.quiet, peer.connection.ended)]
+        await asyncio.wait(waits, timeout=self._limits.flush_s, return_when=asyncio.FIRST_COMPLETED)
+        for wait in waits:
+            wait.cancel()
+
+    async def _all_connected(self) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._limits.connect_timeout_s
+        say_at = loop.time() + self._limits.waiting_log_s
+        while missing := [peer for peer in self._peers.values() if peer.life < 0]:
+            whom = "; ".join(p.title + (f": {p.problem}" if p.problem else "") for p in missing)
+            if self._refusal is not None:
+                raise self._refusal
+            now = loop.time()
+            if now >= deadline:
+                raise RunError(f"no connection within {self._limits.connect_timeout_s:.3g} s to {whom}")
+            if now >= say_at:
+                log.warning("waiting for %s, for another %.0f s", whom, deadline - now)
+                say_at = now + self._limits.waiting_log_s
+            self._changed.clear()
+            try:
+                async with asyncio.timeout(min(say_at, deadline) - now):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def _serve(self) -> None:
+        options = [
+            *self._options(),
+            # Two processes on one port would each get some of the connections.
+            ("grpc.so_reuseport", 0),
+            ("grpc.http2.min_ping_interval_without_data_ms", int(500 * self._limits.keepalive_s)),
+        ]
+        self._server = grpc.aio.server(options=options)
+        handler = grpc.stream_stream_rpc_method_handler(self._exchange)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(EXCHANGE_SERVICE, {"Exchange": handler}),)
+        )
+        self._health = health.aio.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        names = (EXCHANGE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        reflection.enable_server_reflection(names, self._server)
+        try:
+            self._server.add_insecure_port(self._listen)
+        except RuntimeError as error:
+            key = f"addresses[{self._me.index}]"
+            raise ConfigError(key, self._listen, "a free port at an address of this machine") from error
+        await self._server.start()
+        for name in ("", EXCHANGE_SERVICE):
+            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+
+    def _options(self) -> list[tuple[str, int]]:
+        most = self._limits.frame_bytes + _FRAME_SLACK_BYTES
+        keepalive_ms = int(1000 * self._limits.keepalive_s)
+        return [
+            ("grpc.max_send_message_length", most),
+            ("grpc.max_receive_message_length", most),
+            ("grpc.keepalive_time_ms", keepalive_ms),
+            ("grpc.keepalive_timeout_ms", keepalive_ms),
+            ("grpc.keepalive_permit_without_calls", 1),
+            ("grpc.http2.max_pings_without_data", 0),
+        ]
+
+    async def _exchange(self, _: object, context: Any) -> None:
+        """Serve one stream of a process of lower index."""
+        try:
+            if self._closing:
+                raise ProtocolError("this process is closing", "UNAVAILABLE")
+            hello = await self._hello_of(context)
+            peer = self._peers.get(hello.process)
+            if peer is None or peer.index > self._me.index:
+                dialers = sorted(i for i in self._peers if i < self._me.index)
+                raise ProtocolError(
+                    f"process {hello.process} does not dial here, only {dialers}", "FAILED_PRECONDITION"
+                )
+            async with peer.arriving:
+                peer.check(hello)
+                await peer.make_way()
+                await context.write(frames.write(self._me.hello(peer.outbox.begun())))
+                connection = self._arrive(peer, hello, context)
+            await self._run(peer, connection)
+        except ProtocolError as error:
+            log.warning("refused a stream from %s: %s: %s", context.peer(), error.code, error)
+            await context.abort(grpc.StatusCode[error.code], str(error))
+
+    async def _dial(self, peer: Peer) -> None:
+        """Keep a connection to a process of higher index, for as long as it has not ended."""
+        options = [
+            *self._options(),
+            ("grpc.initial_reconnect_backoff_ms", int(1000 * _FIRST_RETRY_S)),
+            ("grpc.min_reconnect_backoff_ms", int(1000 * _FIRST_RETRY_S)),
+            ("grpc.max_reconnect_backoff_ms", int(1000 * _LONGEST_RETRY_S)),
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        async with grpc.aio.insecure_channel(peer.address, options=options) as channel:
+            method = channel.stream_stream(f"/{EXCHANGE_SERVICE}/Exchange")
+            pause_s = _FIRST_RETRY_S
+            while not peer.ended:
+                began = asyncio.get_running_loop().time()
+                peer.problem = await self._dial_once(peer, method)
+                log.info("%s: %s", peer.title, peer.problem or "the stream has ended")
+                if asyncio.get_running_loop().time() - began > _LONGEST_RETRY_S:
+                    pause_s = _FIRST_RETRY_S
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+
+    async def _dial_once(self, peer: Peer, method: Any) -> str:
+        """One stream from its beginning to its end. Returns why it ended, or "" after a Goodbye."""
+        call = method()
+        try:
+            await call.write(frames.write(self._me.hello(peer.outbox.begun())))
+            hello = await self._hello_of(call)
+            peer.check(hello)
+            connection = self._arrive(peer, hello, call)
+            await self._run(peer, connection)
+        except grpc.aio.AioRpcError as error:
+            self._note_refusal(peer, ProtocolError(f"{peer.title}: {error.details()}", error.code().name))
+            return f"{error.code().name}: {error.details()}"
+        except ProtocolError as error:
+            self._note_refusal(peer, ProtocolError(f"{peer.title}: {error}", error.code))
+            return f"{error.code}: {error}"
+        except asyncio.InvalidStateError:
+            return "the stream has ended"
+        finally:
+            call.cancel()
+        return ""
+
+    def _note_refusal(self, peer: Peer, error: ProtocolError) -> None:
+        if error.code == "FAILED_PRECONDITION" and peer.life < 0:
+            self._refusal = error
+            self._changed.set()
+
+    async def _hello_of(self, stream: Stream) -> Hello:
+        try:
+            async with asyncio.timeout(self._limits.hello_timeout_s):
+                data = await stream.read()
+        except TimeoutError as error:
+            raise ProtocolError("no Hello in time", "DEADLINE_EXCEEDED") from error
+        frame = frames.read(data) if data is not grpc.aio.EOF else None
+        if not isinstance(frame, Hello):
+            raise ProtocolError("a stream begins with Hello")
+        self._me.check(frame)
+        return frame
+
+    def _arrive(self, peer: Peer, hello: Hello, stream: Stream) -> Connection:
+        connection = Connection(
+            stream,
+            peer.outbox,
+            peer.take,
+            uplink=self._uplink,
+            latency_s=self._latency_s,
+            stats=self.stats,
+        )
+        peer.arrive(hello, connection)
+        self._changed.set()
+        return connection
+
+    async def _run(self, peer: Peer, connection: Connection) -> None:
+        try:
+            await connection.run()
+        finally:
+            peer.depart(connection)
+
+
+def _soon(callback: Callable[..., None], *arguments: object) -> None:
+    """Call from the loop, so that an error in it is the loop's to report and breaks no connection."""
+    asyncio.get_running_loop().call_soon(callback, *arguments)
+
+
+def _ignore(*_: object) -> None:
+    """Nobody waits for a note."""
