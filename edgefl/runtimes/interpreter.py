@@ -20,17 +20,17 @@ from edgefl.nodes.plan import Observer, RunPlan
 from edgefl.nodes.traffic import Traffic
 from edgefl.parameters import Vector
 from edgefl.runtimes.inbox import Inbox, is_stale, matches
+from edgefl.runtimes.log import Log, Replay, unwind
 
 T = TypeVar("T")
 _WAIT: Any = object()  # a handler's answer: not ready, the task is parked
-_MOST_UNWINDING_AWAITS = 100
 
 
 class NodeState:
     """One node as the runtime knows it. known_dead: the peers that it has heard are gone."""
 
     __slots__ = (
-        "alive", "children", "id", "inbox", "known_dead", "life", "main", "num_tasks",
+        "alive", "id", "inbox", "known_dead", "life", "log", "main", "num_tasks",
         "port", "processor", "saved", "waiting",
     )  # fmt: skip
 
@@ -48,6 +48,7 @@ class NodeState:
         self.inbox = Inbox()
         self.waiting: dict[Task[Any], tuple[Receive, ...]] = {}
         self.num_tasks = 0
+        self.log = Log()
 
 
 class Interpreter:
@@ -72,6 +73,10 @@ class Interpreter:
         self.failure: BaseException | None = None
         self.stop_reason: str | None = None
         self.dropped: Counter[str] = Counter()
+        self.logging = False
+        """Whether the programs' logs are kept, so that a checkpoint can be taken."""
+        self.replay: Replay | None = None
+        """While a restored program is brought to where it was; nothing that it asks for is done again."""
         self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._begin: dict[type, Callable[[Task[Any], Any], Any]] = {
             Receive: self._begin_receive,
@@ -161,24 +166,36 @@ class Interpreter:
     # --- the Port: what a Node asks without awaiting -----------------------------------------------
 
     def now(self, state: NodeState) -> float:
-        return self.clock()
+        return self.clock() if self.replay is None else self.replay.time_s
 
     def observe(self, state: NodeState, look: Callable[[], T]) -> T:
-        return look()
+        if self.replay is not None:
+            return self.replay.seen()  # type: ignore[no-any-return]
+        value = look()
+        if self.logging and self.current is not None:
+            state.log.saw(value)
+        return value
 
     def start(self, state: NodeState, work: Coroutine[Any, Any, T] | Op[T]) -> Task[T]:
         parent = self.current
         coroutine = _awaiting(work) if isinstance(work, Op) else work
+        if self.replay is not None:
+            return self.replay.started(coroutine)  # type: ignore[no-any-return]
         if parent is None or parent.state is not state:
             coroutine.close()
             raise RuntimeError("start() is called by a node's own program while it runs")
         task: Task[T] = Task(state, coroutine, parent, state.num_tasks)
         state.num_tasks += 1
+        if self.logging:
+            state.log.saw(task)
         parent.children.append(task)
         self.call_soon(self._resume, task, task.token, None, None)
         return task
 
     def cancel_task(self, task: Task[Any]) -> None:
+        if self.replay is not None:
+            self.replay.cancelled(task)
+            return
         if task.finished:
             return
         if self._is_running(task):
@@ -188,7 +205,11 @@ class Interpreter:
     def send(
         self, state: NodeState, receivers: tuple[int, ...], message: Message, rate_bytes_per_s: float | None
     ) -> Transfer:
+        if self.replay is not None:
+            return self.replay.seen()  # type: ignore[no-any-return]
         transfer = Transfer(state, message, receivers, self.clock())
+        if self.logging:
+            state.log.saw(transfer)
         if not state.alive:
             transfer.unsent = transfer.unacknowledged = 0
             return transfer
@@ -213,7 +234,7 @@ class Interpreter:
         return transfer
 
     def cancel_transfer(self, transfer: Transfer) -> None:
-        if not transfer.cancelled and (transfer.unsent or transfer.unacknowledged):
+        if self.replay is None and not transfer.cancelled and (transfer.unsent or transfer.unacknowledged):
             transfer.cancelled = True
             self.withdraw_transfer(transfer)
             self._wake_watchers(transfer)
@@ -225,11 +246,12 @@ class Interpreter:
         return self.observe(state, lambda: node not in state.known_dead)
 
     def publish(self, state: NodeState, parameters: Vector, step: int, part: str | None) -> None:
-        if self.observer.published(state.id, self.clock(), step, parameters, part):
+        if self.replay is None and self.observer.published(state.id, self.clock(), step, parameters, part):
             self.stop("target reached")
 
     def record(self, state: NodeState, metrics: dict[str, float]) -> None:
-        self.observer.recorded(state.id, self.clock(), metrics)
+        if self.replay is None:
+            self.observer.recorded(state.id, self.clock(), metrics)
 
     # --- driving tasks ---------------------------------------------------------------------------
 
@@ -265,6 +287,8 @@ class Interpreter:
         before, self.current = self.current, task
         try:
             while True:
+                if self.logging:
+                    task.state.log.step(task.index, self.clock(), value, error)
                 op = coroutine.send(value) if error is None else coroutine.throw(error)
                 error = None
                 begin = self._begin.get(type(op))
@@ -321,9 +345,11 @@ class Interpreter:
         coroutine = task.coroutine
         task.cancelled = True
         before, self.current = self.current, task
+        if self.logging:
+            task.state.log.end(task.index, self.clock())
         try:
             if coroutine is not None:
-                _unwind(coroutine)
+                unwind(coroutine)
         except Exception as failed:
             task.error = failed
         finally:
@@ -387,6 +413,8 @@ class Interpreter:
     # --- operations -------------------------------------------------------------------------------
 
     def _begin_receive(self, task: Task[Any], op: Receive) -> Any:
+        if self.logging and task.parent is None and not task.children and self._is_stateless(task.state):
+            task.state.log.restart(self.clock())
         message = self._at_hand(task.state, op)
         if message is not None:
             return message
@@ -458,7 +486,12 @@ class Interpreter:
 
     def _begin_save(self, task: Task[Any], op: Save) -> Any:
         task.state.saved = op.state
+        if self.logging and task.parent is None and not task.children:
+            task.state.log.clear()
         return None
+
+    def _is_stateless(self, state: NodeState) -> bool:
+        return self.plan.nodes[state.id].role in self.plan.method.stateless
 
     # --- messages and peers -------------------------------------------------------------------------
 
@@ -560,16 +593,6 @@ def _outcome(op: Op[Any] | None) -> Any:
         lost = ", ".join(map(str, sorted(transfer.undeliverable)))
         raise Unreachable(f"{type(transfer.message).__name__} to {lost}: gone")
     return None if transfer.unacknowledged == 0 else _WAIT
-
-
-def _unwind(coroutine: Coroutine[Any, Any, Any]) -> None:
-    """Raise Cancelled in a coroutine until it has ended."""
-    for _ in range(_MOST_UNWINDING_AWAITS):
-        try:
-            coroutine.throw(Cancelled())
-        except (Cancelled, StopIteration):
-            return
-    coroutine.close()
 
 
 def _describe(main: Task[Any]) -> str:

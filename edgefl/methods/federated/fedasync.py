@@ -72,9 +72,11 @@ def discount(config: FedAsyncConfig, u: int) -> float:
 async def server(node: Node) -> Vector:
     config: FedAsyncConfig = node.config
     clients = node.fleet.ids("client")
-    saved = node.saved or {"x": node.model.init(), "t": 0, "turns": {}}
+    saved = node.saved or {"x": node.model.init(), "t": 0, "turns": {}, "life": -1}
     x, t, turns = saved["x"], saved["t"], dict(saved["turns"])
     resting, working = deque(clients), set[int]()
+    if saved["life"] == node.life:  # in a new life nobody is known to be at work
+        resting, working = deque(saved["resting"]), set(saved["working"])
 
     def hand_out() -> None:
         """Give the current model to those who rest, as far as concurrency allows."""
@@ -101,7 +103,9 @@ async def server(node: Node) -> Vector:
             working.discard(m.sender)
             if not isinstance(m, Gone):
                 resting.append(m.sender)
-        await node.save(x=x, t=t, turns=turns)
+        await node.save(
+            x=x, t=t, turns=dict(turns), resting=tuple(resting), working=tuple(sorted(working)), life=node.life
+        )
     return x
 
 

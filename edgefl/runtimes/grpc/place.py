@@ -79,7 +79,9 @@ def read_fleet(path: Path) -> FleetFile:
     addresses, nodes_of = zip(*(_process(p, i) for i, p in enumerate(processes)), strict=True)
     ids = sorted(i for nodes in nodes_of for i in nodes)
     if ids != list(range(len(ids))):
-        raise ConfigError("fleet.process.nodes", ids, "node ids 0, 1, 2, ..., each at one process, are needed")
+        raise ConfigError(
+            "fleet.process.nodes", ids, "node ids 0, 1, 2, ..., each at one process, are needed"
+        )
     if 0 not in nodes_of[0]:
         raise ConfigError("fleet.process.nodes", list(nodes_of[0]), "the first process hosts node 0")
     return FleetFile(run_id, path.parent / experiment, addresses, nodes_of)

@@ -66,7 +66,9 @@ class WallProcessor:
         item = Item(work, task, token, share)
         if self._emulate:
             learner: Any = self._learner
-            item.seconds = duration_s(work.cost(learner), self._spec.profile) * self._spec.slowdown / (share or 1)
+            item.seconds = (
+                duration_s(work.cost(learner), self._spec.profile) * self._spec.slowdown / (share or 1)
+            )
         self._by_task[task] = item
         if share is not None:
             self._start(item)

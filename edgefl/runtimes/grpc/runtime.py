@@ -368,7 +368,9 @@ class GrpcRuntime(Interpreter):
         else:
             self.wake(item.task, item.token, result)
 
-    def begin_transfer(self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None) -> None:
+    def begin_transfer(
+        self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None
+    ) -> None:
         sender, began_s = transfer.state.id, self.clock()  # type: ignore[attr-defined]
         if receiver in self.states:
             self.left(transfer)

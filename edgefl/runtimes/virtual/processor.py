@@ -27,19 +27,17 @@ class Jitter:
 
     def __init__(self, sigma: float, seed: int, node: int) -> None:
         self._sigma, self._seed, self._node = sigma, seed, node
-        self._block, self._factors = 0, iter(())
+        self._block, self._factors = 0, list[float]()
 
     def next(self) -> float:
         if self._sigma == 0:
             return 1.0
-        factor = next(self._factors, None)
-        if factor is None:
+        if not self._factors:
             rng = generator(self._seed, "compute jitter", self._node, self._block)
             self._block += 1
             factors = np.exp(rng.normal(-self._sigma**2 / 2, self._sigma, _BLOCK))
-            self._factors = iter(factors.tolist())
-            factor = next(self._factors)
-        return factor
+            self._factors = factors[::-1].tolist()
+        return self._factors.pop()
 
 
 class Item:

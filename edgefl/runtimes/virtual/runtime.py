@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from edgefl.errors import Stuck
 from edgefl.keyed import generator
@@ -18,12 +18,33 @@ from edgefl.runtimes.outcome import Outcome
 from edgefl.runtimes.virtual.links import Flow, make_links
 from edgefl.runtimes.virtual.processor import Item, Jitter, Processor, Workshop
 
+INTERRUPTED = "interrupted"
+
+
+class Checkpointer(Protocol):
+    """Who keeps checkpoints, and decides when one is due; that changes nothing in the run."""
+
+    def due(self) -> bool: ...
+    def write(self, runtime: VirtualRuntime) -> None: ...
+
 
 class VirtualRuntime(Interpreter):
-    """Runs a plan in virtual time. Events order by (time, sequence); nothing depends on the wall clock."""
+    """Runs a plan in virtual time. Events order by (time, sequence); nothing depends on the wall clock.
 
-    def __init__(self, plan: RunPlan, observer: Observer, executor: Executor | None) -> None:
+    checkpointer: asked between events; with one, the programs' logs are kept.
+    """
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        observer: Observer,
+        executor: Executor | None,
+        checkpointer: Checkpointer | None = None,
+    ) -> None:
         super().__init__(plan, observer, tuple(range(len(plan.nodes))))
+        self.executor, self._checkpointer = executor, checkpointer
+        self.logging = checkpointer is not None
+        self._num_ticks = 0
         self._time_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._sequence = 0
@@ -57,21 +78,24 @@ class VirtualRuntime(Interpreter):
     def run(self) -> Outcome:
         """Run to the end. Raises Stuck when nobody can ever move again, ProgramFailed for a program's error."""
         try:
-            for i in self.states:
-                self.begin_life(i)
-            for crash in self.plan.faults.crashes:
-                self.call_later(crash.at_s, self._crash, crash)
+            if self._sequence == 0 and not self._soon:  # not restored from a checkpoint
+                for i in self.states:
+                    self.begin_life(i)
+                for crash in self.plan.faults.crashes:
+                    self.call_later(crash.at_s, self._crash, crash)
             self._run_events()
+            if self.stop_reason == INTERRUPTED and self._checkpointer is not None:
+                self._checkpointer.write(self)
         finally:
             self.end_all()
         return self._outcome()
 
     def _run_events(self) -> None:
         every = self.observer.every_s
-        next_tick = every if every is not None else math.inf
+        next_tick = math.inf if every is None else (self._num_ticks + 1) * every
         limit = self.plan.time_s if self.plan.time_s is not None else math.inf
-        num_ticks, num_ended = 1, -1
-        soon, heap = self._soon, self._heap
+        num_ended = -1
+        soon, heap, checkpointer = self._soon, self._heap, self._checkpointer
         while True:
             while soon:
                 call, args = soon.popleft()
@@ -84,13 +108,15 @@ class VirtualRuntime(Interpreter):
                 num_ended = len(self.ended)
                 if self.all_ended():
                     return
+            if checkpointer is not None and checkpointer.due():
+                checkpointer.write(self)
             if not heap:
                 raise Stuck(self._time_s, self.waits())
             time_s = heap[0][0]
             if next_tick <= time_s and next_tick <= limit:
                 self._time_s = next_tick
-                num_ticks += 1
-                next_tick = num_ticks * every if every is not None else math.inf
+                self._num_ticks += 1
+                next_tick = math.inf if every is None else (self._num_ticks + 1) * every
                 if self.observer.tick(self._time_s):
                     self.stop("target reached")
                 continue

@@ -1,0 +1,76 @@
+"""Killed at any event and resumed: the same trace and the same bytes as if nothing had happened."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+from small import make_executor, small_plan
+from toy import Watcher
+
+from edgefl.errors import ConfigError
+from edgefl.runtimes.virtual import VirtualRuntime
+from edgefl.runtimes.virtual.checkpoint import restore_checkpoint, take_checkpoint
+
+METHODS = ["fedavg", "d-psgd", "ad-psgd", "fedasync", "divshare", "ring-allreduce", "split-learning"]
+
+
+class _Keeper:
+    """Takes a checkpoint after every event."""
+
+    def __init__(self) -> None:
+        self.taken: list[tuple[bytes, int]] = []
+
+    def due(self) -> bool:
+        return True
+
+    def write(self, runtime: VirtualRuntime) -> None:
+        watcher = runtime.observer
+        state = {name: list(getattr(watcher, name)) for name in ("spans", "events", "metrics", "models")}
+        self.taken.append((take_checkpoint(runtime, state), runtime.num_events))
+
+
+def _trace(watcher: Watcher, outcome) -> tuple:
+    models = [(n, t, k, v.values.numpy().tobytes()) for n, t, k, v in watcher.models]
+    return (watcher.spans, watcher.events, repr(watcher.metrics), models, outcome.traffic.table, outcome.time_s)
+
+
+def _plan(method: str):
+    config = {"recipients": 2} if method == "divshare" else {}
+    return small_plan(method, 4, rounds=2, train={"momentum": 0.5}, slowdowns=[1, 2, 3, 4, 5], **config)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_resumed_at_every_event_the_run_is_the_same(method):
+    keeper, watcher = _Keeper(), Watcher()
+    plan = _plan(method)
+    outcome = VirtualRuntime(plan, watcher, make_executor("auto", plan.learner), keeper).run()
+    whole = _trace(watcher, outcome)
+    assert len(keeper.taken) > 10
+    for data, _ in keeper.taken[:: max(1, len(keeper.taken) // 60)]:
+        again, fresh = Watcher(), _plan(method)
+        runtime = VirtualRuntime(fresh, again, make_executor("auto", fresh.learner), _Never())
+        for name, rows in restore_checkpoint(runtime, data).items():
+            setattr(again, name, rows)
+        assert _trace(again, runtime.run()) == whole
+
+
+class _Never:
+    def due(self) -> bool:
+        return False
+
+    def write(self, runtime: VirtualRuntime) -> None:
+        raise AssertionError("never due")
+
+
+def test_a_foreign_file_is_refused_and_runs_nothing(tmp_path):
+    class Evil:
+        def __reduce__(self):
+            return (open, (str(tmp_path / "evil"), "w"))
+
+    plan = _plan("fedavg")
+    for data in (b"", b"nonsense", pickle.dumps(Evil()), pickle.dumps(({}, {}))):
+        runtime = VirtualRuntime(plan, Watcher(), make_executor("auto", plan.learner))
+        with pytest.raises(ConfigError, match="own checkpoint"):
+            restore_checkpoint(runtime, data)
+    assert not (tmp_path / "evil").exists()
