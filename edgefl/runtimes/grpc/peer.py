@@ -82,6 +82,7 @@ class Peer:
         """It said Goodbye."""
         self.life = -1
         """-1: it was never here."""
+        self.arrivals = 0
         self.problem = ""
         """Why the last attempt to connect failed."""
         self._instance = b""
@@ -128,6 +129,7 @@ class Peer:
             self._assembly.keep_only(hello.open)
         self.life, self._instance = life, hello.instance
         self.gone = self.ended = False
+        self.arrivals += 1
         self.connection = connection
         self.outbox.begin(loop.time())
         if returned:

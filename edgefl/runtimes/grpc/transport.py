@@ -15,17 +15,15 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
 
 from edgefl.allocator import keep_memory
 from edgefl.errors import ConfigError, ProtocolError, RunError, Unreachable
 from edgefl.messages import Codec, Message
-from edgefl.messages.codec import MAX_HEADER_BYTES
 from edgefl.messages.wire import EXCHANGE_SERVICE
 from edgefl.runtimes.grpc import frames
 from edgefl.runtimes.grpc.assembly import Assembly, Memory
 from edgefl.runtimes.grpc.connection import Connection, Stream
+from edgefl.runtimes.grpc.endpoint import FIRST_RETRY_S, LONGEST_RETRY_S, Endpoint, channel
 from edgefl.runtimes.grpc.frames import Hello, Note
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.outbox import Outbox
@@ -35,8 +33,6 @@ from edgefl.runtimes.grpc.peer import Identity, Peer
 from edgefl.runtimes.grpc.stats import Stats
 
 log = logging.getLogger("edgefl.grpc")
-_FRAME_SLACK_BYTES = MAX_HEADER_BYTES + 64 * 1024
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.05, 2.0
 
 
 class Handle:
@@ -101,8 +97,7 @@ class Transport:
         }
         self._peer_of = {node: peer for peer in self._peers.values() for node in peer.nodes}
         self._sequences = itertools.count()
-        self._server: Any = None
-        self._health: Any = None
+        self._endpoint: Endpoint | None = None
         self._dialers: list[asyncio.Task[None]] = []
         self._changed = asyncio.Event()
         self._refusal: ProtocolError | None = None
@@ -115,11 +110,11 @@ class Transport:
         a different run, RunError with who is missing after `limits.connect_timeout_s`.
         """
         keep_memory()
-        await self._serve()
-        self._dialers = [
-            asyncio.create_task(self._dial(peer)) for i, peer in self._peers.items() if i > self._me.index
-        ]
         try:
+            await self._serve()
+            self._dialers = [
+                asyncio.create_task(self._dial(peer)) for i, peer in self._peers.items() if i > self._me.index
+            ]
             await self._all_connected()
         except BaseException:
             await self.close()
@@ -176,8 +171,8 @@ class Transport:
         if self._closing:
             return
         self._closing = True
-        if self._health is not None:
-            await self._health.enter_graceful_shutdown()
+        if self._endpoint is not None:
+            await self._endpoint.retire()
         peers = list(self._peers.values())
         await asyncio.gather(*map(self._flush, peers))
         connections = [peer.connection for peer in peers if peer.connection is not None]
@@ -187,8 +182,8 @@ class Transport:
         for dialer in self._dialers:
             dialer.cancel()
         await asyncio.gather(*self._dialers, return_exceptions=True)
-        if self._server is not None:
-            await self._server.stop(grace=0.2)
+        if self._endpoint is not None:
+            await self._endpoint.stop()
         for peer in peers:
             peer.stop(Unreachable("this process has closed its connections"))
         await asyncio.sleep(0)
@@ -266,41 +261,12 @@ class Transport:
                 continue
 
     async def _serve(self) -> None:
-        options = [
-            *self._options(),
-            # Two processes on one port would each get some of the connections.
-            ("grpc.so_reuseport", 0),
-            ("grpc.http2.min_ping_interval_without_data_ms", int(500 * self._limits.keepalive_s)),
-        ]
-        self._server = grpc.aio.server(options=options)
-        handler = grpc.stream_stream_rpc_method_handler(self._exchange)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(EXCHANGE_SERVICE, {"Exchange": handler}),)
-        )
-        self._health = health.aio.HealthServicer()
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (EXCHANGE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
-        reflection.enable_server_reflection(names, self._server)
+        self._endpoint = Endpoint(self._exchange, self._limits)
         try:
-            self._server.add_insecure_port(self._listen)
+            await self._endpoint.start(self._listen)
         except RuntimeError as error:
             key = f"addresses[{self._me.index}]"
             raise ConfigError(key, self._listen, "a free port at an address of this machine") from error
-        await self._server.start()
-        for name in ("", EXCHANGE_SERVICE):
-            await self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
-
-    def _options(self) -> list[tuple[str, int]]:
-        most = self._limits.frame_bytes + _FRAME_SLACK_BYTES
-        keepalive_ms = int(1000 * self._limits.keepalive_s)
-        return [
-            ("grpc.max_send_message_length", most),
-            ("grpc.max_receive_message_length", most),
-            ("grpc.keepalive_time_ms", keepalive_ms),
-            ("grpc.keepalive_timeout_ms", keepalive_ms),
-            ("grpc.keepalive_permit_without_calls", 1),
-            ("grpc.http2.max_pings_without_data", 0),
-        ]
 
     async def _exchange(self, _: object, context: Any) -> None:
         """Serve one stream of a process of lower index."""
@@ -326,24 +292,17 @@ class Transport:
 
     async def _dial(self, peer: Peer) -> None:
         """Keep a connection to a process of higher index, for as long as it has not ended."""
-        options = [
-            *self._options(),
-            ("grpc.initial_reconnect_backoff_ms", int(1000 * _FIRST_RETRY_S)),
-            ("grpc.min_reconnect_backoff_ms", int(1000 * _FIRST_RETRY_S)),
-            ("grpc.max_reconnect_backoff_ms", int(1000 * _LONGEST_RETRY_S)),
-            ("grpc.use_local_subchannel_pool", 1),
-        ]
-        async with grpc.aio.insecure_channel(peer.address, options=options) as channel:
-            method = channel.stream_stream(f"/{EXCHANGE_SERVICE}/Exchange")
-            pause_s = _FIRST_RETRY_S
+        async with channel(peer.address, self._limits) as calls:
+            method = calls.stream_stream(f"/{EXCHANGE_SERVICE}/Exchange")
+            pause_s = FIRST_RETRY_S
             while not peer.ended:
-                began = asyncio.get_running_loop().time()
+                arrivals = peer.arrivals
                 peer.problem = await self._dial_once(peer, method)
                 log.info("%s: %s", peer.title, peer.problem or "the stream has ended")
-                if asyncio.get_running_loop().time() - began > _LONGEST_RETRY_S:
-                    pause_s = _FIRST_RETRY_S
+                if peer.arrivals > arrivals:
+                    pause_s = FIRST_RETRY_S
                 await asyncio.sleep(pause_s)
-                pause_s = min(2 * pause_s, _LONGEST_RETRY_S)
+                pause_s = min(2 * pause_s, LONGEST_RETRY_S)
 
     async def _dial_once(self, peer: Peer, method: Any) -> str:
         """One stream from its beginning to its end. Returns why it ended, or "" after a Goodbye."""

@@ -1,0 +1,404 @@
+"""The transport between real sockets: delivery, order, pacing, interruptions, departures."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+import torch
+from grpc_lab import (
+    CODEC,
+    LIMITS,
+    Beacon,
+    Blob,
+    Model,
+    Process,
+    Wire,
+    Word,
+    free_ports,
+    model,
+    pair,
+    process,
+    run,
+    until,
+)
+
+from edgefl.errors import ConfigError, ProtocolError, RunError, Unreachable
+from edgefl.messages import payload_bytes
+from edgefl.runtimes.grpc.limits import Limits
+
+
+def numbers(p: Process, receiver: int | None = None) -> list[int]:
+    return [m.number for r, m in p.messages if isinstance(m, Word | Beacon) and receiver in (None, r)]
+
+
+def test_messages_arrive_once_and_in_order_both_ways() -> None:
+    async def program() -> None:
+        async with pair() as (a, b):
+            for k in range(200):
+                a.send(0, 1, Word(k))
+                b.send(1, 0, Word(-k))
+            await until(lambda: len(a.delivered) == len(b.delivered) == 200)
+            assert numbers(b) == list(range(200)) and numbers(a) == [-k for k in range(200)]
+            assert {error for _, error in a.delivered} == {None} and len(a.left) == 200
+            assert {(m.sender, m.life) for _, m in b.messages} == {(0, 0)}
+
+    run(program)
+
+
+def test_models_arrive_bit_for_bit_and_are_counted_exactly() -> None:
+    async def program() -> None:
+        async with pair() as (a, b):
+            sent = [model(k) for k in range(3)]
+            for message in sent:
+                await a.deliver(0, 1, message)
+            received = [m for _, m in b.messages]
+            assert [m.round for m in received if isinstance(m, Model)] == [0, 1, 2]
+            for here, there in zip(sent, received, strict=True):
+                assert isinstance(there, Model) and here.parameters.equal(there.parameters)
+            traffic = a.transport.stats.flows[0, 1, "Model"]
+            assert traffic.messages == 3
+            assert traffic.payload_bytes == sum(map(payload_bytes, sent))
+            assert traffic.encoded_bytes == sum(map(CODEC.encoded_size, sent))
+            frame_bytes = a.transport.stats.frame_bytes_sent
+            assert traffic.encoded_bytes < frame_bytes < 1.01 * traffic.encoded_bytes
+            assert b.transport.stats.frame_bytes_received <= frame_bytes
+
+    run(program)
+
+
+def test_one_hundred_megabytes_arrive() -> None:
+    async def program() -> None:
+        codec = type(CODEC)([Blob])
+        async with pair(codec=codec) as (a, b):
+            data = torch.arange(25_000_000, dtype=torch.int32).numpy().tobytes()
+            await a.deliver(0, 1, Blob(data))
+            ((_, message),) = b.messages
+            assert isinstance(message, Blob) and message.data == data
+
+    run(program)
+
+
+def test_a_process_with_many_nodes_keeps_their_messages_apart() -> None:
+    async def program() -> None:
+        async with pair(nodes_of=[[0, 1], [2, 3, 4]]) as (a, b):
+            for sender, receiver in [(0, 2), (1, 2), (0, 4), (1, 3)]:
+                a.send(sender, receiver, Word(10 * sender + receiver))
+            await until(lambda: len(a.delivered) == 4)
+            assert sorted((r, m.sender) for r, m in b.messages) == [(2, 0), (2, 1), (3, 1), (4, 0)]
+
+    run(program)
+
+
+def test_a_small_message_does_not_wait_behind_a_model() -> None:
+    async def program() -> None:
+        async with pair(first={"uplink_bytes_per_s": 8e6}) as (a, b):
+            a.send(0, 1, model())
+            await asyncio.sleep(0.05)
+            began = time.monotonic()
+            await a.deliver(0, 1, Word(1))
+            assert time.monotonic() - began < 0.1
+            assert [type(m) for _, m in b.messages] == [Word]
+            await until(lambda: len(b.messages) == 2)
+
+    run(program)
+
+
+def test_models_to_two_nodes_share_the_uplink_frame_by_frame() -> None:
+    async def program() -> None:
+        async with pair(nodes_of=[[0], [1, 2]], first={"uplink_bytes_per_s": 20e6}) as (a, _):
+            first, second = model(1), model(2)
+            a.send(0, 1, first)
+            a.send(0, 2, second)
+            began = time.monotonic()
+            await until(lambda: len(a.delivered) == 1)
+            assert time.monotonic() - began > 0.16, "the first took the whole uplink"
+            await until(lambda: len(a.delivered) == 2)
+
+    run(program)
+
+
+def test_rate_uplink_and_latency_set_the_time_of_a_transfer() -> None:
+    async def program() -> None:
+        async with pair(second={"latency_s": 0.05}) as (a, b):
+            began = time.monotonic()
+            await a.deliver(0, 1, Blob(bytes(300_000)), rate_bytes_per_s=1e6)
+            assert 0.34 < time.monotonic() - began < 0.5, "0.3 s at the rate, and the receipt's 0.05 s"
+            began = time.monotonic()
+            await b.deliver(1, 0, Word(1))
+            assert 0.05 < time.monotonic() - began < 0.1
+        async with pair(first={"uplink_bytes_per_s": 1e6}) as (a, b):
+            began = time.monotonic()
+            await a.deliver(0, 1, Blob(bytes(200_000)))
+            assert 0.19 < time.monotonic() - began < 0.3
+
+    run(program)
+
+
+def test_a_cut_wire_costs_time_and_no_message_and_only_the_rest_is_sent_again() -> None:
+    async def program() -> None:
+        ports = free_ports(2)
+        wire = Wire(ports[1])
+        async with wire.open() as port:
+            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
+            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
+            await asyncio.gather(a.transport.start(), b.transport.start())
+            big = Blob(torch.arange(3_000_000).numpy().tobytes())
+            wire.cut_after_bytes = wire.carried_bytes + 12_000_000
+            a.send(0, 1, big)
+            for k in range(20):
+                b.send(1, 0, Word(k))
+            await until(lambda: not wire.up)
+            a.send(0, 1, Word(1))
+            a.send(0, 1, Word(2))
+            wire.up = True
+            await until(lambda: len(a.delivered) == 3 and len(b.delivered) == 20)
+            assert sorted(m.data == big.data for _, m in b.messages if isinstance(m, Blob)) == [True]
+            assert numbers(b) == [1, 2] and numbers(a) == list(range(20))
+            assert a.transport.stats.frame_bytes_sent < 34_000_000, "of 24 MB, 12 had come"
+            assert a.transport.stats.flows[0, 1, "Blob"].messages == 1
+            assert not (a.gone or b.gone or a.back or b.back)
+            await asyncio.gather(a.transport.close(), b.transport.close())
+
+    run(program)
+
+
+def test_many_cuts_lose_double_and_reorder_nothing() -> None:
+    async def program() -> None:
+        ports = free_ports(2)
+        wire = Wire(ports[1])
+        async with wire.open() as port:
+            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
+            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
+            await asyncio.gather(a.transport.start(), b.transport.start())
+            for cut in range(6):
+                for k in range(40):
+                    a.send(0, 1, Word(100 * cut + k))
+                    b.send(1, 0, Word(100 * cut + k))
+                a.send(0, 1, model(cut))
+                wire.cut_after_bytes = wire.carried_bytes + 300_000 * cut + 500
+                await asyncio.sleep(0.03)
+                wire.cut()
+                wire.cut_after_bytes, wire.up = None, True
+            await until(lambda: len(a.delivered) == 6 * 41 and len(b.delivered) == 6 * 40)
+            expected = [100 * cut + k for cut in range(6) for k in range(40)]
+            assert numbers(a) == numbers(b) == expected
+            assert [m.round for _, m in b.messages if isinstance(m, Model)] == list(range(6))
+            await asyncio.gather(a.transport.close(), b.transport.close())
+
+    run(program)
+
+
+def test_a_process_that_stays_away_is_gone_and_comes_back_with_a_higher_life() -> None:
+    async def program() -> None:
+        ports = free_ports(2)
+        wire = Wire(ports[1])
+        limits = Limits(connect_timeout_s=10.0, grace_s=0.2, flush_s=0.2)
+        async with wire.open() as port:
+            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
+            listen = f"127.0.0.1:{ports[1]}"
+            a = process(0, addresses, limits=limits)
+            b = process(1, addresses, limits=limits, listen=listen)
+            await asyncio.gather(a.transport.start(), b.transport.start())
+            await a.deliver(0, 1, Word(1))
+            wire.cut()
+            lost = Word(2)
+            a.send(0, 1, lost)
+            await until(lambda: a.gone and b.gone)
+            assert (a.gone, b.gone) == ([1], [0])
+            assert a.delivered[-1][0] is lost and isinstance(a.delivered[-1][1], Unreachable)
+            assert len(a.left) == 2
+            late = Word(3)
+            a.send(0, 1, late)
+            await until(lambda: a.delivered[-1][0] is late)
+            assert isinstance(a.delivered[-1][1], Unreachable)
+            await b.transport.close()
+            c = process(1, addresses, limits=limits, listen=listen, life=1)
+            wire.up = True
+            await c.transport.start()
+            await until(lambda: a.back)
+            assert a.back == [(1, 1)]
+            await a.deliver(0, 1, Word(4))
+            assert numbers(c) == [4]
+            await c.deliver(1, 0, Word(5))
+            assert numbers(a) == [5]
+            await asyncio.gather(a.transport.close(), c.transport.close())
+
+    run(program)
+
+
+def test_a_process_restarted_within_the_grace_gets_what_was_not_acknowledged() -> None:
+    async def program() -> None:
+        ports = free_ports(2)
+        addresses = [f"127.0.0.1:{port}" for port in ports]
+        wire = Wire(ports[0])
+        async with wire.open() as port:
+            seen_by_1 = [f"127.0.0.1:{port}", addresses[1]]
+            b = process(1, seen_by_1)
+            a = process(0, addresses)
+            await asyncio.gather(a.transport.start(), b.transport.start())
+            await b.deliver(1, 0, Word(1))
+            await a.transport._endpoint.stop()
+            for dialer in a.transport._dialers:
+                dialer.cancel()
+            await until(lambda: b.transport._peers[0].connection is None)
+            b.send(1, 0, Word(2))
+            again = process(0, addresses, life=1)
+            await again.transport.start()
+            await until(lambda: len(b.delivered) == 2)
+            assert numbers(again) == [2] and b.back == [(0, 1)] and b.gone == []
+            await again.deliver(0, 1, Word(7))
+            assert numbers(b) == [7]
+            await asyncio.gather(again.transport.close(), b.transport.close(), a.transport.close())
+
+    run(program)
+
+
+def test_a_cancelled_message_is_charged_for_what_left_and_never_seen() -> None:
+    async def program() -> None:
+        async with pair(first={"uplink_bytes_per_s": 8e6}) as (a, b):
+            handle = a.send(0, 1, model())
+            waiting = a.send(0, 1, model(1))
+            await asyncio.sleep(0.1)
+            assert waiting.cancel() and handle.cancel() and not handle.cancel()
+            await a.deliver(0, 1, model(2))
+            assert [m.round for _, m in b.messages if isinstance(m, Model)] == [2]
+            traffic = a.transport.stats.flows[0, 1, "Model"]
+            assert traffic.messages == 1 and 2_200_000 < traffic.payload_bytes < 3_600_000
+            assert len(a.left) == len(a.delivered) == 1
+            done = a.send(0, 1, Word(1))
+            await until(lambda: len(a.left) == 2)
+            assert not done.cancel()
+
+    run(program)
+
+
+def test_lossy_messages_leave_without_a_receipt_and_vanish_with_the_connection() -> None:
+    async def program() -> None:
+        ports = free_ports(2)
+        wire = Wire(ports[1])
+        async with wire.open() as port:
+            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
+            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
+            await asyncio.gather(a.transport.start(), b.transport.start())
+            await a.deliver(0, 1, Beacon(1))
+            await until(lambda: numbers(b) == [1])
+            wire.cut()
+            await until(lambda: a.transport._peers[1].connection is None)
+            await a.deliver(0, 1, Beacon(2))
+            wire.up = True
+            await a.deliver(0, 1, Word(3))
+            assert numbers(b) == [1, 3]
+            await asyncio.gather(a.transport.close(), b.transport.close())
+
+    run(program)
+
+
+def test_notes_of_any_allowed_size_pass_beside_messages() -> None:
+    async def program() -> None:
+        async with pair() as (a, b):
+            body = torch.arange(2_000_000, dtype=torch.int16).numpy().tobytes()
+            a.transport.control(1, "report", body)
+            a.transport.control(1, "ended", b"")
+            b.transport.control(0, "ended", b"{}")
+            await until(lambda: len(b.notes) == 2 and len(a.notes) == 1)
+            assert b.notes == [(0, "report", body), (0, "ended", b"")] and a.notes == [(1, "ended", b"{}")]
+            assert not a.transport.stats.flows
+            with pytest.raises(ValueError, match="at most 16777216"):
+                a.transport.control(1, "report", bytes(16 * 2**20 + 1))
+
+    run(program)
+
+
+def test_messages_over_the_budget_wait_and_those_that_never_fit_are_refused() -> None:
+    async def program() -> None:
+        limits = Limits(memory_budget_bytes=5_000_000, max_message_bytes=8_000_000)
+        async with pair(nodes_of=[[0, 2, 3, 4], [1]], second={"limits": limits}) as (a, b):
+            for sender in (0, 2, 3, 4):
+                a.send(sender, 1, model(sender))
+                a.send(sender, 1, Blob(bytes(700_000)))
+            await until(lambda: len(a.delivered) == 8)
+            assert {error for _, error in a.delivered} == {None}
+            assert sorted(m.round for _, m in b.messages if isinstance(m, Model)) == [0, 2, 3, 4]
+            a.send(0, 1, Blob(bytes(6_000_000)))
+            await until(lambda: len(a.delivered) == 9)
+            error = a.delivered[-1][1]
+            assert isinstance(error, ProtocolError) and error.code == "RESOURCE_EXHAUSTED"
+            await a.deliver(0, 1, Word(1))
+
+    run(program)
+
+
+def test_after_goodbye_nothing_is_expected_and_nobody_is_gone() -> None:
+    async def program() -> None:
+        limits = Limits(grace_s=0.05)
+        async with pair(limits=limits) as (a, b):
+            b.send(1, 0, model())
+            await b.transport.close()
+            assert [type(m) for _, m in a.messages] == [Model]
+            await until(lambda: a.transport._peers[1].ended)
+            a.send(0, 1, Word(1))
+            await until(lambda: len(a.delivered) == 1)
+            assert isinstance(a.delivered[0][1], Unreachable) and "has ended" in str(a.delivered[0][1])
+            await asyncio.sleep(0.1)
+            assert a.gone == []
+
+    run(program)
+
+
+def test_who_is_missing_is_named() -> None:
+    async def program() -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        a = process(0, addresses, limits=Limits(connect_timeout_s=0.3))
+        with pytest.raises(
+            RunError, match=r"no connection within 0.3 s to process 1 \(127.0.0.1:\d+, nodes 1\)"
+        ):
+            await a.transport.start()
+
+    run(program)
+
+
+def test_a_taken_port_is_refused_in_one_line() -> None:
+    async def program() -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        async with pair() as (a, _):
+            taken = a.transport._listen
+            c = process(0, [taken, addresses[1]])
+            with pytest.raises(ConfigError, match=r"addresses\[0\] = '127.0.0.1:\d+': a free port"):
+                await c.transport.start()
+
+    run(program)
+
+
+@pytest.mark.parametrize(("option", "what"), [("run_id", "run"), ("digest", "experiment")])
+def test_processes_of_different_runs_say_so_and_do_not_start(option: str, what: str) -> None:
+    async def program() -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        a = process(0, addresses, **{option: "other"})
+        b = process(1, addresses, limits=Limits(connect_timeout_s=1.0))
+        waiting = asyncio.ensure_future(b.transport.start())
+        with pytest.raises(ProtocolError, match=f"process 1 .*: {what} 'other' there") as caught:
+            await a.transport.start()
+        assert caught.value.code == "FAILED_PRECONDITION"
+        with pytest.raises(RunError, match="process 0"):
+            await waiting
+
+    run(program)
+
+
+def test_three_processes_that_start_at_different_times_find_each_other() -> None:
+    async def program() -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+        everyone = [process(i, addresses, limits=LIMITS) for i in range(3)]
+
+        async def begin(p: Process, after_s: float) -> None:
+            await asyncio.sleep(after_s)
+            await p.transport.start()
+
+        await asyncio.gather(*(begin(p, 0.15 * i) for i, p in enumerate(everyone)))
+        await asyncio.gather(*(p.deliver(i, (i + 1) % 3, Word(i)) for i, p in enumerate(everyone)))
+        assert [numbers(p) for p in everyone] == [[2], [0], [1]]
+        await asyncio.gather(*(p.transport.close() for p in everyone))
+
+    run(program)
