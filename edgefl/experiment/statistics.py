@@ -25,15 +25,17 @@ def t_95(degrees: int) -> float:
     return _T_95[max(d for d in _T_95 if d <= degrees)]
 
 
-def mean_interval(values: Sequence[float]) -> tuple[float, float | None]:
-    """The mean of at least one value and the half width of its 95 % interval (None for a single value).
+def mean_interval(values: Sequence[float]) -> tuple[float | None, float | None]:
+    """The mean and the half width of its 95 % interval; None where there are no values, or one alone.
 
     Student's t over independent runs; it assumes that they scatter about normally.
 
-    >>> mean_interval([1.0, 2.0, 3.0])[0]
-    2.0
+    >>> mean_interval([1.0, 2.0, 3.0])[0], mean_interval([])
+    (2.0, (None, None))
     """
     n = len(values)
+    if n == 0:
+        return None, None
     mean = math.fsum(values) / n
     if n < 2:
         return mean, None

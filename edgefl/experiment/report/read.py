@@ -72,9 +72,16 @@ class Spans:
     def __len__(self) -> int:
         return len(self.node)
 
-    def where(self, mask: NDArray[np.bool_]) -> Spans:
-        columns = (self.node, self.kind, self.start_s, self.end_s, self.detail)
-        return Spans(*(column[mask] for column in columns), self.names)
+    def where(self, chosen: NDArray[Any]) -> Spans:
+        """The spans that a mask or an array of places chooses."""
+        return Spans(
+            self.node[chosen],
+            self.kind[chosen],
+            self.start_s[chosen],
+            self.end_s[chosen],
+            self.detail[chosen],
+            self.names,
+        )
 
     def of_kind(self, kind: str) -> Spans:
         code = self.names.index(kind) if kind in self.names else -1
@@ -85,12 +92,8 @@ class Spans:
         """The spans of each node, in the order of the file."""
         order = np.argsort(self.node, kind="stable")
         ids, starts = np.unique(self.node[order], return_index=True)
-        parts = np.split(order, starts[1:])
-        columns = (self.node, self.kind, self.start_s, self.end_s, self.detail)
-        return {
-            int(i): Spans(*(column[part] for column in columns), self.names)
-            for i, part in zip(ids, parts, strict=False)
-        }
+        parts = np.split(order, starts[1:])  # of no spans: one part, and no id
+        return {int(i): self.where(part) for i, part in zip(ids, parts, strict=False)}
 
 
 @dataclass(frozen=True)
@@ -120,7 +123,9 @@ class RunFiles:
         try:
             info = json.loads((folder / "run.json").read_text(encoding="utf-8"))
         except (OSError, ValueError) as error:
-            raise ConfigError("run folder", str(folder), f"a folder with a readable run.json ({error})") from error
+            raise ConfigError(
+                "run folder", str(folder), f"a folder with a readable run.json ({error})"
+            ) from error
         if not isinstance(info, dict):
             raise ConfigError("run folder", str(folder), "a folder whose run.json holds a table")
         self.info: dict[str, Any] = info
@@ -153,11 +158,21 @@ class RunFiles:
     def nodes(self) -> list[NodeRow]:
         nodes = []
         for row in rows(self.folder / "nodes.csv"):
-            given = {name: figure(row, name) for name in ("num_examples", "joules", "metric", "loss")}
-            counted = {n: figure(row, n) or 0.0 for n in ("busy_s", "idle_s", "sent_bytes", "received_bytes")}
-            node = _id(row) or 0
-            role, device = row.get("role") or "node", row.get("device") or ""
-            nodes.append(NodeRow(id=node, role=role, device=device, **given, **counted))
+            nodes.append(
+                NodeRow(
+                    id=_id(row) or 0,
+                    role=row.get("role") or "node",
+                    device=row.get("device") or "",
+                    num_examples=figure(row, "num_examples"),
+                    busy_s=figure(row, "busy_s") or 0.0,
+                    idle_s=figure(row, "idle_s") or 0.0,
+                    sent_bytes=figure(row, "sent_bytes") or 0.0,
+                    received_bytes=figure(row, "received_bytes") or 0.0,
+                    joules=figure(row, "joules"),
+                    metric=figure(row, "metric"),
+                    loss=figure(row, "loss"),
+                )
+            )
         return nodes
 
     @cached_property
@@ -168,14 +183,16 @@ class RunFiles:
     @cached_property
     def metrics(self) -> dict[str, Series]:
         """METRICS, as far as they were recorded."""
-        columns = {name: (array("d"), array("q"), array("d")) for name in METRICS}
+        columns = {name: (array("d"), array("d"), array("d")) for name in METRICS}
         for row in rows(self.folder / "metrics.csv"):
             time_s, value = figure(row, "time_s"), figure(row, "value")
             if row.get("name") in columns and time_s is not None and value is not None:
-                for column, entry in zip(columns[row["name"]], (time_s, _id(row) or 0, value), strict=True):
-                    column.append(entry)  # type: ignore[arg-type]
+                column = columns[row["name"]]
+                column[0].append(time_s)
+                column[1].append(figure(row, "node") or 0.0)
+                column[2].append(value)
         return {
-            name: Series(np.array(t), np.array(n, dtype=np.int64), np.array(v))
+            name: Series(np.array(t), np.array(n).astype(np.int64), np.array(v))
             for name, (t, n, v) in columns.items()
             if len(t)
         }

@@ -23,6 +23,15 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:.{min(max(decimals, 0), 9)}f}"
 
 
+def plain(value: float) -> str:
+    """A round figure (a tick, a target) without trailing zeros.
+
+    >>> plain(0.9), plain(20000.0)
+    ('0.9', '20,000')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.6g}"
+
+
 def scaled(value: float | None, unit: str) -> str:
     """With a decimal prefix from 1,000 on.
 
@@ -75,11 +84,25 @@ class Scale:
     unit: str
 
 
+PLAIN = Scale(1.0, "")
+
+
+def plus_minus(mean: float, half: float, scale: Scale) -> str:
+    """A mean and half its interval, in one unit.
+
+    >>> plus_minus(4040.0, 155.0, prefix_scale(4040.0, "J")), plus_minus(0.9, 0.01, PLAIN)
+    ('4.04 ± 0.16 kJ', '0.900 ± 0.010')
+    """
+    return f"{number(mean / scale.factor)} ± {number(half / scale.factor, 2)} {scale.unit}".rstrip()
+
+
 def time_scale(longest_s: float) -> Scale:
     """The unit of a time axis that ends at `longest_s`."""
     if longest_s >= 3 * 3600:
         return Scale(3600.0, "h")
-    return Scale(60.0, "min") if longest_s >= 300 else Scale(1.0, "s") if longest_s >= 1 else Scale(1e-3, "ms")
+    return (
+        Scale(60.0, "min") if longest_s >= 300 else Scale(1.0, "s") if longest_s >= 1 else Scale(1e-3, "ms")
+    )
 
 
 def prefix_scale(largest: float, unit: str) -> Scale:
