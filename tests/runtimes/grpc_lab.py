@@ -144,6 +144,7 @@ class Wire:
         self.up = True
         self.carried_bytes = 0
         self.cut_after_bytes: int | None = None
+        self.rate_bytes_per_s: float | None = None
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[int]:
@@ -174,7 +175,9 @@ class Wire:
 
     async def _pump(self, source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError):
-            while data := await source.read(65536):
+            while data := await source.read(16384):
+                if self.rate_bytes_per_s is not None:
+                    await asyncio.sleep(len(data) / self.rate_bytes_per_s)
                 self.carried_bytes += len(data)
                 if self.cut_after_bytes is not None and self.carried_bytes >= self.cut_after_bytes:
                     self.cut_after_bytes = None

@@ -105,6 +105,30 @@ def test_a_small_message_does_not_wait_behind_a_model() -> None:
     run(program)
 
 
+def test_the_rate_of_an_unknown_link_is_found_and_frames_are_cut_to_it() -> None:
+    async def program() -> None:
+        ports = free_ports(2)
+        wire = Wire(ports[1])
+        async with wire.open() as port:
+            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
+            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
+            await asyncio.gather(a.transport.start(), b.transport.start())
+            wire.rate_bytes_per_s = 4e6
+            a.send(0, 1, model())
+            waits = []
+            for k in range(4):
+                await asyncio.sleep(0.03)
+                began = time.monotonic()
+                await a.deliver(0, 1, Word(k))
+                waits.append(time.monotonic() - began)
+            assert max(waits) < 0.25, "the model takes 0.5 s"
+            assert not any(isinstance(m, Model) for _, m in b.messages)
+            await until(lambda: len(a.delivered) == 5)
+            await asyncio.gather(a.transport.close(), b.transport.close())
+
+    run(program)
+
+
 def test_models_to_two_nodes_share_the_uplink_frame_by_frame() -> None:
     async def program() -> None:
         async with pair(nodes_of=[[0], [1, 2]], first={"uplink_bytes_per_s": 20e6}) as (a, _):
