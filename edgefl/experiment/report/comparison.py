@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from edgefl.errors import ConfigError
 from edgefl.experiment.batch import Result
 from edgefl.experiment.comparison import flat, summarize
 from edgefl.experiment.report.curves import metric_name, target_value
@@ -55,11 +56,13 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 
     out: the .html file, or the folder that gets comparison.html. Runs are grouped by method, and by those
     settings in which runs of one method differ; each group's runs are its seeds. Links to the runs' reports
-    are relative to `out`. Raises ConfigError where one of `folders` is no run folder.
+    are relative to `out`. Raises ConfigError where one of `folders` is no run folder, or none is given.
     """
+    if not folders:
+        raise ConfigError("runs", [], "at least one run folder")
     out = Path(out)
     path = out if out.suffix == ".html" else out / "comparison.html"
-    runs = [RunFiles(Path(folder)) for folder in folders]
+    runs = [RunFiles(Path(folder)) for folder in dict.fromkeys(folders)]
     groups = grouped(runs)
     results = {r.folder: _result(label, r) for label, members in groups.items() for r in members}
     rows = summarize([results[r.folder] for members in groups.values() for r in members])
@@ -71,6 +74,7 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
         ("runs", "Runs", _runs_table(groups, path.parent)),
     ]
     title = f"{len(groups)} {'methods' if _only_methods(groups) else 'variants'} compared"
+    path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, page(f"{title} · edgefl", _header(title, runs, groups, rows), sections))
     return path
 
@@ -96,7 +100,7 @@ def _settings(run: RunFiles) -> dict[str, Any]:
 
 
 def _result(label: str, run: RunFiles) -> Result:
-    return Result(run.folder.name, label, int(as_float(run.summary.get("seed")) or 0), run.summary or None)
+    return Result(str(run.folder), label, int(as_float(run.summary.get("seed")) or 0), run.summary or None)
 
 
 def _only_methods(groups: Groups) -> bool:

@@ -43,8 +43,8 @@ def fleet(run: RunFiles, used: Mapping[int, Use], access: Mapping[int, Access]) 
     )  # fmt: skip
     note = paragraph(
         f"{_network(run)}Computing: share of the run in which at least one work item is under way."
-        " Idle: share of the processor time that is left over. Energy is modelled from the device's power at rest and at work,"
-        " and its radio.",
+        " Idle: share of the processor time that is left over. Energy is modelled from the device's power"
+        " at rest and at work, and its radio.",
         "note",
     )
     return join(

@@ -90,7 +90,7 @@ PLAIN = Scale(1.0, "")
 def plus_minus(mean: float, half: float, scale: Scale) -> str:
     """A mean and half its interval, in one unit.
 
-    >>> plus_minus(4040.0, 155.0, prefix_scale(4040.0, "J")), plus_minus(0.9, 0.01, PLAIN)
+    >>> plus_minus(4040.0, 161.0, prefix_scale(4040.0, "J")), plus_minus(0.9, 0.01, PLAIN)
     ('4.04 ± 0.16 kJ', '0.900 ± 0.010')
     """
     return f"{number(mean / scale.factor)} ± {number(half / scale.factor, 2)} {scale.unit}".rstrip()
