@@ -112,7 +112,7 @@ def test_why_slow_names_the_busiest_processor_the_fullest_link_and_who_held_roun
         in told
     )
     reports = last_reports(RunFiles(made))
-    assert len(reports) == 30 and reports[0].node == 3
+    assert len(reports) == 30 and reports[0].node == 24  # of equal ones the last in the file
     assert (reports[0].computing_s, reports[0].sending_s) == (2.0, 1.0)
 
 

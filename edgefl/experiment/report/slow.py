@@ -23,11 +23,16 @@ def why_slow(run: RunFiles, used: Mapping[int, Use], links: Sequence[LinkUse]) -
     """Words first, then the bars that they rest on, then who ended the rounds."""
     if not used or run.time_s <= 0:
         return Markup("")
-    words = element("ul", join(element("li", line) for line in findings(run, used, links)))
-    return join((Markup(f'<div class="panel">{words}</div>'), _use_bars(run, used), _round_table(run)))
+    reports = last_reports(run)
+    words = element("ul", join(element("li", line) for line in findings(run, used, links, reports)))
+    return join(
+        (Markup(f'<div class="panel">{words}</div>'), _use_bars(run, used), _round_table(run, reports))
+    )
 
 
-def findings(run: RunFiles, used: Mapping[int, Use], links: Sequence[LinkUse]) -> list[str]:
+def findings(
+    run: RunFiles, used: Mapping[int, Use], links: Sequence[LinkUse], reports: Sequence[LastReport]
+) -> list[str]:
     """What the figures say, one sentence each."""
     total, n = run.time_s, len(used)
     computing = sum(u.computing_s for u in used.values()) / n
@@ -49,12 +54,11 @@ def findings(run: RunFiles, used: Mapping[int, Use], links: Sequence[LinkUse]) -
             f" carried {share(full.share, 1.0)} of what it can in that time.",
             _verdict(used[busiest].computing_s / total, full.share),
         ]
-    return lines + _mean_round(run) + _slowest_device(run) + _most_bytes(run)
+    return lines + _mean_round(reports) + _slowest_device(run) + _most_bytes(run)
 
 
-def _mean_round(run: RunFiles) -> list[str]:
+def _mean_round(reports: Sequence[LastReport]) -> list[str]:
     """What the slowest chain of each round was made of, on average."""
-    reports = last_reports(run)
     whole = sum(r.round_s for r in reports)
     if whole <= 0:
         return []
@@ -155,32 +159,30 @@ class LastReport:
 
 
 def last_reports(run: RunFiles) -> list[LastReport]:
-    """The last reporter of each round that a server recorded; empty for methods without a server's rounds."""
+    """The last reporter of each round that a server recorded, of equal ones the last in spans.csv.
+
+    Empty for methods without a server that records `round`.
+    """
     servers = {node.id for node in run.nodes if node.role == "server"}
     if len(servers) != 1 or "round" not in run.metrics:
         return []
     series = run.metrics["round"]
     ends = np.unique(series.time_s[np.isin(series.node, list(servers))])
-    spans = run.spans.where(~np.isin(run.spans.node, list(servers)))
-    sends, computes = spans.of_kind("send"), spans.of_kind("compute")
+    sends = run.spans.where(~np.isin(run.spans.node, list(servers))).of_kind("send")
+    sends = sends.where(np.argsort(sends.end_s, kind="stable"))
     found = []
     for start, end in zip([0.0, *ends[:-1].tolist()], ends.tolist(), strict=True):
-        inside = np.flatnonzero((sends.end_s > start) & (sends.end_s <= end))
-        if not len(inside):
-            continue
-        last = inside[np.argmax(sends.end_s[inside])]
-        node = int(sends.node[last])
-        mine = (computes.node == node) & (computes.end_s > start) & (computes.start_s < end)
-        computing = float(
-            (np.minimum(computes.end_s[mine], end) - np.maximum(computes.start_s[mine], start)).sum()
-        )
-        sending = float(sends.end_s[last] - max(sends.start_s[last], start))
-        found.append(LastReport(node, end - start, computing, sending))
+        last = int(np.searchsorted(sends.end_s, end, side="right")) - 1
+        if last >= 0 and sends.end_s[last] > start:
+            node = int(sends.node[last])
+            work = run.spans.by_node[node].of_kind("compute")
+            inside = np.minimum(work.end_s, end) - np.maximum(work.start_s, start)
+            sending = float(sends.end_s[last] - max(sends.start_s[last], start))
+            found.append(LastReport(node, end - start, float(inside.clip(min=0).sum()), sending))
     return found
 
 
-def _round_table(run: RunFiles) -> Markup:
-    reports = last_reports(run)
+def _round_table(run: RunFiles, reports: Sequence[LastReport]) -> Markup:
     if not reports:
         return Markup("")
     nodes = Counter(r.node for r in reports)

@@ -17,7 +17,7 @@ def number(value: float | None, digits: int = 3) -> str:
     """
     if value is None or not math.isfinite(value):
         return NONE
-    if value == int(value) or abs(value) >= 10**digits:
+    if math.isclose(value, round(value), rel_tol=1e-9) or abs(value) >= 10**digits:
         return f"{value:,.0f}"
     decimals = digits - 1 - math.floor(math.log10(abs(value)))
     return f"{value:.{min(max(decimals, 0), 9)}f}"
