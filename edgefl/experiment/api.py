@@ -1,0 +1,42 @@
+"""edgefl.run: the `run` command from Python."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from edgefl.errors import ConfigError
+from edgefl.experiment.config import Experiment, load_experiment
+from edgefl.experiment.progress import Progress
+from edgefl.experiment.results import Run, load
+from edgefl.experiment.runner import run_experiment
+from edgefl.experiment.toml import literal
+
+
+def run(
+    experiment: str | Path | Experiment,
+    *,
+    method: str | None = None,
+    seed: int | None = None,
+    smoke: bool = False,
+    runtime: str = "virtual",
+    out: str | Path | None = None,
+    progress: Progress | None = None,
+    **settings: Any,
+) -> Run:
+    """Run an experiment file, or an Experiment, and return its results.
+
+    settings: other keys of the file, with two underscores for a dot: train__learning_rate=0.05.
+    Raises ConfigError and RunError as run_experiment does.
+    """
+    overrides = [f"{key.replace('__', '.')}={literal(value)}" for key, value in settings.items()]
+    if isinstance(experiment, Experiment):
+        if overrides or smoke or method is not None or seed is not None:
+            raise ConfigError(
+                "experiment", experiment.name, "settings are changed where a file is given by its path"
+            )
+        chosen = experiment
+    else:
+        chosen = load_experiment(experiment, overrides, smoke=smoke, seed=seed, method=method)
+    folder = None if out is None else Path(out)
+    return load(run_experiment(chosen, runtime=runtime, out=folder, progress=progress).folder)

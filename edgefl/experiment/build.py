@@ -1,0 +1,189 @@
+"""From an experiment to what a runtime is given: the plan, the executor, the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from edgefl.data import Dataset, LocalData, load_dataset, partition
+from edgefl.devices import DeviceProfile, device
+from edgefl.errors import ConfigError, nearest
+from edgefl.experiment.config import Experiment
+from edgefl.experiment.faults import fault_plan
+from edgefl.experiment.tables import bytes_per_s
+from edgefl.keyed import generator
+from edgefl.learning.executors import Executor, make_executor
+from edgefl.learning.learner import Learner
+from edgefl.learning.models import build_model
+from edgefl.learning.workload import Workload
+from edgefl.network import Access, NetworkPlan, Topology, make_mixing, make_topology, parse_link
+from edgefl.nodes import Method
+from edgefl.nodes.plan import NodeSpec, RunPlan
+
+TASK_METRICS = {
+    "classification": ("accuracy", "loss"),
+    "regression": ("rmse", "loss"),
+    "language": ("perplexity", "accuracy", "loss"),
+}
+"""What the evaluation of each task yields, its own metric first."""
+_OWN_TOPOLOGY = {"star": "star", "complete": "complete"}
+_DEFAULT_TOPOLOGY = {"bipartite": "bipartite-complete", "connected": "ring", "any": "ring"}
+
+
+@dataclass(frozen=True)
+class Built:
+    """experiment: as decided. parts: the data of each node that holds some, in order of id.
+
+    metric: what the run is measured by, the target's or the task's first.
+    """
+
+    experiment: Experiment
+    plan: RunPlan
+    executor: Executor
+    dataset: Dataset
+    parts: list[LocalData]
+    metric: str
+
+    @property
+    def learner(self) -> Learner:
+        assert self.plan.learner is not None
+        return self.plan.learner
+
+
+def build(experiment: Experiment) -> Built:
+    """Put a run together. Raises ConfigError for whatever cannot be, before anything starts."""
+    experiment = experiment.decided()
+    method, config = experiment.method.method, experiment.method.config
+    dataset = load_dataset(experiment.data)
+    metric = _metric(experiment, dataset)
+    parts, profiles, names = _members(experiment, method, dataset)
+    topology = _topology(experiment, method, len(profiles))
+    learner = _learner(experiment, dataset)
+    plan = RunPlan(
+        seed=experiment.seed,
+        method=method,
+        config=config,
+        nodes=_nodes(experiment, method, topology, parts, profiles),
+        network=_network(experiment, topology, names),
+        learner=learner,
+        rounds=experiment.stop.rounds,
+        time_s=experiment.stop.time_s,
+        mixing=make_mixing(experiment.network.mixing, topology) if method.needs == "connected" else None,
+        faults=fault_plan(experiment, len(profiles), first_device=int(method.has_server)),
+    )
+    if method.prepare is not None:
+        method.prepare(plan)
+    execution = experiment.execution
+    executor = make_executor(execution.executor, learner, execution.group)
+    return Built(experiment, plan, executor, dataset, parts, metric)
+
+
+def _metric(experiment: Experiment, dataset: Dataset) -> str:
+    known, target = TASK_METRICS[dataset.task], experiment.stop.target
+    metric = known[0] if target is None or target.metric is None else target.metric
+    if metric not in known:
+        raise ConfigError("stop.target.metric", metric, f"{dataset.name} is measured by {' or '.join(known)}")
+    if target is not None:
+        target.check(metric)
+    return metric
+
+
+def _members(
+    experiment: Experiment, method: Method, dataset: Dataset
+) -> tuple[list[LocalData], list[DeviceProfile], list[str]]:
+    """The data of those that hold some; the profile and the written name of every node, by id."""
+    names = [name for name, count in experiment.fleet.devices.items() for _ in range(count)]
+    parts = partition(dataset, len(names), experiment.data.partition, experiment.seed)
+    if method.has_server:
+        names = ["server", *names]
+    if method.pools_data:
+        everything = np.sort(np.concatenate([part.indices for part in parts]))
+        names, parts = names[:1], [LocalData(dataset, everything, 0, experiment.seed)]
+    server = device(experiment.fleet.roles.server, "fleet.roles.server")
+    return parts, [server if name == "server" else device(name) for name in names], names
+
+
+def _topology(experiment: Experiment, method: Method, n: int) -> Topology:
+    """The method's own graph, or the file's where the method leaves it open."""
+    given = experiment.network.topology
+    if method.pools_data or method.needs in _OWN_TOPOLOGY:
+        return make_topology(_OWN_TOPOLOGY.get(method.needs, "complete"), n, experiment.seed)
+    topology = make_topology(given or _DEFAULT_TOPOLOGY[method.needs], n, experiment.seed)
+    if method.needs == "bipartite" and not topology.is_bipartite():
+        accepted = f"{method.name} needs a bipartite graph (no odd cycle), such as bipartite-complete"
+        raise ConfigError("network.topology", topology.name, accepted)
+    if not topology.is_connected():
+        reached = len(topology.distances(0))
+        raise ConfigError(
+            "network.topology", topology.name, f"a connected graph; node 0 reaches {reached} of {n}"
+        )
+    return topology
+
+
+def _nodes(
+    experiment: Experiment,
+    method: Method,
+    topology: Topology,
+    parts: list[LocalData],
+    profiles: list[DeviceProfile],
+) -> tuple[NodeSpec, ...]:
+    workload = Workload.of(experiment.train)
+    roles = method.roles_of(topology)
+    without_data = len(profiles) - len(parts)
+    data: list[LocalData | None] = [*[None] * without_data, *parts]
+    slowdowns = _slowdowns(experiment, len(profiles), int(method.has_server))
+    return tuple(
+        NodeSpec(roles[i], profile, workload, data[i], slowdowns[i]) for i, profile in enumerate(profiles)
+    )
+
+
+def _slowdowns(experiment: Experiment, n: int, first_device: int) -> list[float]:
+    """How many times longer each node's work takes; drawn by device, so that all methods have the same."""
+    slowdowns, given = [1.0] * n, experiment.fleet.stragglers or {}
+    if "share" in given:
+        num_devices = experiment.num_devices
+        order = generator(experiment.seed, "stragglers").permutation(num_devices)
+        for i in order[: round(given["share"] * num_devices)]:
+            if first_device + i < n:
+                slowdowns[first_device + int(i)] = given["slowdown"]
+        return slowdowns
+    for word, factor in given.items():
+        if int(word) >= n:
+            raise ConfigError(f"fleet.stragglers.{word}", factor, f"nodes 0 to {n - 1}")
+        slowdowns[int(word)] = factor
+    return slowdowns
+
+
+def _network(experiment: Experiment, topology: Topology, names: list[str]) -> NetworkPlan:
+    network = experiment.network
+    written = network.links
+    known = {"default", "server", *experiment.fleet.devices}
+    for name in written:
+        if name not in known:
+            raise ConfigError(
+                f"network.link.{name}", written[name], f"no such device here; {nearest(name, known)}"
+            )
+    links = {name: parse_link(one, f"network.link.{name}") for name, one in written.items()}
+    n = len(names)
+    for cap in network.caps:
+        if not (0 <= cap.sender < n and 0 <= cap.receiver < n):
+            raise ConfigError("network.caps", (cap.sender, cap.receiver), f"a pair of nodes 0 to {n - 1}")
+    access: tuple[Access, ...] = tuple(links.get(name, links["default"]) for name in names)
+    assert network.link_model is not None
+    return NetworkPlan(
+        topology=topology,
+        access=access,
+        link_model=network.link_model,
+        segments={k: bytes_per_s(v, f"network.segments.{k}") for k, v in network.segments.items()},
+        caps={(cap.sender, cap.receiver): bytes_per_s(cap.rate, "network.caps") for cap in network.caps},
+    )
+
+
+def _learner(experiment: Experiment, dataset: Dataset) -> Learner:
+    where = experiment.execution.device
+    if where == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("execution.device", "cuda", "cpu: PyTorch finds no CUDA device on this machine")
+    model = build_model(experiment.model, dataset, experiment.seed)
+    return Learner(model, experiment.train, total_rounds=experiment.stop.rounds, device=where)

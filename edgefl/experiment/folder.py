@@ -1,0 +1,161 @@
+"""The run folder: what a run leaves behind, the same from every runtime.
+
+experiment.toml  the resolved experiment; running it again repeats the run
+run.json         schema, status, reason, versions, commit, machine, wall times, summary
+metrics.csv      time_s, node, name, value: what programs recorded
+curve.csv        time_s, step, value, loss, worst_tenth, best, payload_bytes, joules: one row an evaluation
+evaluations.csv  time_s, node (-1: a joint model), step, metric, loss
+nodes.csv        node, role, device, num_examples, busy_s, idle_s, sent_bytes, received_bytes, joules, metric,
+                 loss
+traffic.csv      sender, receiver, kind, messages, payload_bytes, encoded_bytes
+spans.csv        node, kind, start_s, end_s, detail
+events.csv       time_s, kind, node, detail
+partition.csv    node, class, count: training examples (class -1: data without classes)
+model.safetensors  the final model: the server's, or the mean of the nodes'
+
+Floats are written so that reading them gives the same bits back; an empty field is a value that is not known.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+from edgefl.errors import ConfigError
+
+SCHEMA = 1
+"""Version of the folder's form; a reader refuses a newer one."""
+COLUMNS = {
+    "metrics": ("time_s", "node", "name", "value"),
+    "curve": ("time_s", "step", "value", "loss", "worst_tenth", "best", "payload_bytes", "joules"),
+    "evaluations": ("time_s", "node", "step", "metric", "loss"),
+    "nodes": (
+        "node", "role", "device", "num_examples", "busy_s", "idle_s", "sent_bytes", "received_bytes",
+        "joules", "metric", "loss",
+    ),
+    "traffic": ("sender", "receiver", "kind", "messages", "payload_bytes", "encoded_bytes"),
+    "spans": ("node", "kind", "start_s", "end_s", "detail"),
+    "events": ("time_s", "kind", "node", "detail"),
+    "partition": ("node", "class", "count"),
+}  # fmt: skip
+
+
+class RunFolder:
+    """One run's folder. Every file is written whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, experiment_toml: str, record: Mapping[str, Any]) -> RunFolder:
+        """Make the folder with its first two files, or nothing.
+
+        Raises ConfigError when it exists or cannot be written.
+        """
+        if path.exists():
+            raise ConfigError("--out", str(path), "it exists already; name another folder, or --resume it")
+        draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        try:
+            draft.mkdir(parents=True)
+            folder = cls(draft)
+            folder.write_text("experiment.toml", experiment_toml)
+            folder.write_record(record)
+            os.rename(draft, path)
+        except OSError as error:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise ConfigError(
+                "--out", str(path), f"a folder that can be written ({error.strerror})"
+            ) from error
+        return cls(path)
+
+    @classmethod
+    def create_in(cls, parent: Path, name: str, experiment_toml: str, record: Mapping[str, Any]) -> RunFolder:
+        """Make a folder of this name, or with -2, -3, ... where it is taken."""
+        path, number = parent / name, 1
+        while path.exists():
+            number += 1
+            path = parent / f"{name}-{number}"
+        return cls.create(path, experiment_toml, record)
+
+    @classmethod
+    def open(cls, path: Path, key: str = "DIR") -> RunFolder:
+        """An existing run's folder. Raises ConfigError where it is none, or one of a newer edgefl."""
+        folder = cls(path)
+        try:
+            schema = folder.record["schema"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise ConfigError(key, str(path), "a run's folder, with its run.json, is needed") from error
+        if not isinstance(schema, int) or schema > SCHEMA:
+            raise ConfigError(
+                key, str(path), f"written with schema {schema}; this edgefl reads up to {SCHEMA}"
+            )
+        return folder
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What run.json says."""
+        loaded: dict[str, Any] = json.loads((self.path / "run.json").read_text(encoding="utf-8"))
+        return loaded
+
+    def write_record(self, record: Mapping[str, Any]) -> None:
+        """Write run.json; what is no finite number becomes null."""
+        text = json.dumps(
+            _finite({"schema": SCHEMA, **record}), indent=2, ensure_ascii=False, allow_nan=False
+        )
+        self.write_text("run.json", text + "\n")
+
+    def write_text(self, name: str, text: str) -> None:
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, content: bytes) -> None:
+        self._whole(name, lambda file: file.write(content))
+
+    def write_table(self, name: str, rows: Iterable[Iterable[Any]]) -> None:
+        """Write one of the tables of COLUMNS."""
+
+        def write(file: IO[bytes]) -> None:
+            text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+            _write_csv(text, name, rows)
+            text.detach()
+
+        self._whole(f"{name}.csv", write)
+
+    def begins(self, name: str, rows: Iterable[Iterable[Any]]) -> bool:
+        """Whether a table that is already there, if it is, is the beginning of one with these rows."""
+        path = self.path / f"{name}.csv"
+        if not path.exists():
+            return True
+        text = io.StringIO(newline="")
+        _write_csv(text, name, rows)
+        return text.getvalue().encode().startswith(path.read_bytes())
+
+    def _whole(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
+        draft = self.path / f".{name}.tmp"
+        try:
+            with draft.open("wb") as file:
+                write(file)
+            os.replace(draft, self.path / name)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+
+
+def _write_csv(file: TextIO, name: str, rows: Iterable[Iterable[Any]]) -> None:
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(COLUMNS[name])
+    writer.writerows(rows)  # floats go by repr, None as nothing
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {str(k): _finite(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

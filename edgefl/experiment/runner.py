@@ -1,0 +1,243 @@
+"""Running an experiment: from the file to a folder with results."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from edgefl.allocator import keep_memory
+from edgefl.errors import ConfigError, RunError, nearest
+from edgefl.experiment.build import Built, build
+from edgefl.experiment.config import Experiment, load_experiment
+from edgefl.experiment.folder import RunFolder
+from edgefl.experiment.observer import RunObserver
+from edgefl.experiment.origin import commit, machine, versions
+from edgefl.experiment.progress import Progress, Reporter
+from edgefl.experiment.summary import summarise, write_results
+from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.virtual import VirtualRuntime
+
+RUNTIMES = ("virtual", "local")
+RUNS = Path("runs")
+INTERRUPTED = "interrupted"
+"""Status, and the gRPC runtime's reason, of a run that somebody ended from outside."""
+PREFIX_TABLES = ("metrics", "curve", "evaluations")
+"""Tables that an interrupted run leaves, and that its repetition must begin with."""
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """folder: the run's folder; summary: what its run.json sums up."""
+
+    folder: Path
+    summary: dict[str, Any]
+
+
+def run_experiment(
+    experiment: Experiment,
+    *,
+    runtime: str = "virtual",
+    out: Path | None = None,
+    progress: Progress | None = None,
+    processes: bool = False,
+    keep_events: bool = True,
+) -> RunResult:
+    """Run an experiment and write its folder, runs/DATE-NAME-METHOD-SEED unless `out` names one.
+
+    processes: with the local runtime, a process for each node. keep_events: whether spans and events
+    are kept, which the timeline needs.
+    Raises ConfigError before anything is written; RunError when the run fails, after its folder says so.
+    """
+    if runtime not in RUNTIMES:
+        raise ConfigError("--runtime", runtime, nearest(runtime, RUNTIMES))
+    if processes and runtime != "local":
+        raise ConfigError("--processes", True, "it goes with --runtime local")
+    built = build(experiment)
+    record = _new_record(built, runtime)
+    text = built.experiment.to_toml()
+    if out is not None:
+        folder = RunFolder.create(Path(out), text, record)
+    else:
+        folder = RunFolder.create_in(RUNS, _folder_name(built.experiment), text, record)
+    return _run_in(folder, built, record, progress, processes, keep_events)
+
+
+def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool = True) -> RunResult:
+    """Go on with a run that was interrupted or failed.
+
+    A run in virtual time is repeated from its seed, which gives the same run again; what is on disk
+    already must be the beginning of what comes out. Raises ConfigError for another folder, or a run
+    that is complete; RunError where the repetition differs (another version of edgefl or torch).
+    """
+    run_folder = RunFolder.open(Path(folder), "--resume")
+    record = run_folder.record
+    if record["status"] in ("finished", "stopped"):
+        raise ConfigError("--resume", str(folder), f"a run that was cut short; this one {record['status']}")
+    if record["runtime"] != "virtual":
+        raise ConfigError("--resume", str(folder), f"a virtual run; this one ran {record['runtime']}")
+    built = build(load_experiment(run_folder.path / "experiment.toml"))
+    record |= {"status": "running", "reason": None, "error": None, "ended": None, "versions": versions()}
+    run_folder.write_record(record)
+    return _run_in(run_folder, built, record, progress, False, keep_events)
+
+
+def _run_in(
+    folder: RunFolder,
+    built: Built,
+    record: dict[str, Any],
+    progress: Progress | None,
+    processes: bool,
+    keep_events: bool,
+) -> RunResult:
+    """Run, and leave the folder with the run's status, whatever comes."""
+    experiment = built.experiment
+    target = experiment.stop.target.value if experiment.stop.target else None
+    report = Reporter(progress, target)
+    hosted = None if record["runtime"] == "virtual" else (0,)
+    observer = RunObserver(built, report, hosted=hosted, keep_events=keep_events)
+    if progress is not None:
+        progress.begin(
+            _description(built),
+            time_s=experiment.stop.time_s,
+            rounds=experiment.stop.rounds,
+            metric=built.metric,
+            target=target,
+        )
+    status = "failed"
+    try:
+        with _one_thread():
+            outcome = _execute(folder, built, observer, record["runtime"], processes)
+            observer.final(outcome)
+        status = outcome.status
+        _check_prefix(folder, observer)
+        summary = summarise(built, observer, outcome, record["runtime"], folder.path, report.wall_s)
+        write_results(folder, built, observer, outcome)
+        if outcome.reason == INTERRUPTED:
+            status = summary["status"] = INTERRUPTED
+        _end(folder, record, status, outcome.reason, summary)
+    except KeyboardInterrupt:
+        status = INTERRUPTED
+        _leave(folder, record, status, "interrupted by the user", observer, None)
+        raise
+    except OSError as error:
+        status = "failed"
+        _leave(folder, record, status, f"the folder cannot be written: {error.strerror}", observer, error)
+        raise RunError(f"{folder.path} cannot be written ({error.strerror}); --resume it later") from error
+    except Exception as error:
+        status = "failed"
+        _leave(folder, record, status, str(error), observer, error)
+        raise
+    finally:
+        if progress is not None:
+            progress.end(status)
+    _write_views(folder)
+    if status == INTERRUPTED:
+        raise KeyboardInterrupt
+    return RunResult(folder.path, summary)
+
+
+def _execute(
+    folder: RunFolder, built: Built, observer: RunObserver, runtime: str, processes: bool
+) -> Outcome:
+    """Hand the plan to a runtime."""
+    if runtime == "virtual":
+        return VirtualRuntime(built.plan, observer, built.executor).run()
+    from edgefl.experiment import local  # gRPC is loaded where it is used
+
+    if processes:
+        return local.run_processes(folder.path, built, observer)
+    return local.run_here(folder.path, built, observer)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """torch with one thread: two wait for each other at every small operator, and last bits may differ."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    keep_memory()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _check_prefix(folder: RunFolder, observer: RunObserver) -> None:
+    """What an earlier attempt left must be the beginning of this one's tables."""
+    for name in PREFIX_TABLES:
+        if not folder.begins(name, getattr(observer, name)):
+            raise RunError(
+                f"{folder.path}/{name}.csv is not the beginning of the same run: "
+                "other versions or another machine? run it anew with its experiment.toml"
+            )
+
+
+def _leave(
+    folder: RunFolder,
+    record: dict[str, Any],
+    status: str,
+    reason: str,
+    observer: RunObserver,
+    error: BaseException | None,
+) -> None:
+    """Write what there is of a run that did not end well; a full disk may not even take that."""
+    shown = None if error is None else "".join(traceback.format_exception(error))
+    with suppress(OSError):
+        _end(folder, record | {"error": shown}, status, reason, None)
+        for name in (*PREFIX_TABLES, "events"):
+            folder.write_table(name, getattr(observer, name))
+
+
+def _end(
+    folder: RunFolder, record: dict[str, Any], status: str, reason: str, summary: dict[str, Any] | None
+) -> None:
+    ended = {"status": status, "reason": reason, "ended": _wall_time(), "summary": summary}
+    folder.write_record({**record, **ended})
+
+
+def _write_views(folder: RunFolder) -> None:
+    """The report and the timeline, made from the folder's files alone."""
+    from edgefl.experiment.report import write_report
+    from edgefl.experiment.trace import write_trace
+
+    write_report(folder.path)
+    write_trace(folder.path)
+
+
+def _new_record(built: Built, runtime: str) -> dict[str, Any]:
+    network = built.plan.network
+    return {
+        "status": "running",
+        "reason": None,
+        "name": built.experiment.name,
+        "runtime": runtime,
+        "versions": versions(),
+        "commit": commit(),
+        "machine": machine(),
+        "network": {"topology": network.topology.name, "link_model": network.link_model},
+        "started": _wall_time(),
+        "ended": None,
+        "error": None,
+        "summary": None,
+    }
+
+
+def _wall_time() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _folder_name(experiment: Experiment) -> str:
+    date = datetime.now().strftime("%Y-%m-%d")
+    words = (date, experiment.name, experiment.method.method.name, str(experiment.seed))
+    return "-".join(re.sub(r"[^\w.+-]+", "-", word) for word in words)
+
+
+def _description(built: Built) -> str:
+    return f"{built.plan.method.name} on {len(built.plan.nodes)} nodes, seed {built.plan.seed}"

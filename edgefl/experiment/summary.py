@@ -1,0 +1,108 @@
+"""What a run comes to: its summary, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.torch import save
+
+from edgefl.data import label_table
+from edgefl.experiment.build import Built
+from edgefl.experiment.energy import node_joules, total
+from edgefl.experiment.folder import RunFolder
+from edgefl.experiment.observer import RunObserver, spread, value_of
+from edgefl.runtimes.outcome import Outcome
+
+
+def summarise(
+    built: Built, observer: RunObserver, outcome: Outcome, runtime: str, run_dir: Path, wall_s: float
+) -> dict[str, Any]:
+    """A run in one dictionary that JSON can hold; times in seconds, None for what is not known.
+
+    final_metric, final_loss: means over the nodes evaluated at the end. busy_s, idle_s: device-seconds of
+    the whole fleet. wire_bytes, joules: modelled; joules of the nodes whose profile has power.
+    """
+    target, metric = built.experiment.stop.target, built.metric
+    finals = list(observer.final_models.values())
+    values = [value_of(e, metric) for e in finals]
+    worst_tenth, mean, best = spread(values, metric) if values else (None, None, None)
+    accuracies = [e.metrics["accuracy"] for e in finals if "accuracy" in e.metrics]
+    nodes = list(_node_rows(built, observer, outcome))
+    stale, dropped = sum(outcome.stale.values()), sum(outcome.dropped.values())
+    return {
+        "name": built.experiment.name,
+        "method": built.plan.method.name,
+        "runtime": runtime,
+        "seed": built.plan.seed,
+        "nodes": len(built.plan.nodes),
+        "time_s": outcome.time_s,
+        "metric": metric,
+        "target": None if target is None else {"metric": metric, "value": target.value},
+        "time_to_target_s": observer.time_to_target_s,
+        "final_accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
+        "final_metric": mean,
+        "final_loss": sum(e.loss for e in finals) / len(finals) if finals else None,
+        "spread": {"worst_tenth": worst_tenth, "mean": mean, "best": best},
+        "messages": outcome.traffic.messages,
+        "payload_bytes": outcome.traffic.payload_bytes,
+        "encoded_bytes": outcome.traffic.encoded_bytes,
+        "wire_bytes": outcome.wire_bytes,
+        "joules": total(row[8] for row in nodes),
+        "busy_s": sum(row[4] for row in nodes),
+        "idle_s": sum(row[5] for row in nodes),
+        "stale_messages": stale,
+        "dropped_messages": dropped,
+        "spans_left_out": observer.num_spans_left_out,
+        "status": outcome.status,
+        "reason": outcome.reason,
+        "run_dir": str(run_dir),
+        "wall_s": wall_s,
+    }
+
+
+def write_results(folder: RunFolder, built: Built, observer: RunObserver, outcome: Outcome) -> None:
+    """Write the tables and the model of a run that has ended."""
+    for name in ("metrics", "curve", "evaluations", "spans", "events"):
+        folder.write_table(name, getattr(observer, name))
+    folder.write_table("nodes", _node_rows(built, observer, outcome))
+    table = outcome.traffic.table
+    folder.write_table("traffic", ((*key, *table[key]) for key in sorted(table)))
+    folder.write_table("partition", _partition_rows(built))
+    model = observer.joint_model()
+    if model is not None:
+        folder.write_bytes("model.safetensors", save(model.named()))
+
+
+def _node_rows(built: Built, observer: RunObserver, outcome: Outcome) -> Iterator[tuple[Any, ...]]:
+    """node, role, device, num_examples, busy_s, idle_s, sent, received, joules, metric, loss"""
+    traffic = outcome.traffic
+    for i, spec in enumerate(built.plan.nodes):
+        busy_s = float(outcome.busy_s.get(i, 0.0))
+        sent, received = traffic.sent_bytes.get(i, 0), traffic.received_bytes.get(i, 0)
+        final = observer.final_models.get(i)
+        yield (
+            i,
+            spec.role,
+            spec.profile.name,
+            0 if spec.data is None else len(spec.data),
+            busy_s,
+            max(outcome.time_s - busy_s / spec.profile.lanes, 0.0),
+            sent,
+            received,
+            node_joules(spec.profile, outcome.time_s, busy_s, sent + received),
+            None if final is None else value_of(final, built.metric),
+            None if final is None else final.loss,
+        )
+
+
+def _partition_rows(built: Built) -> Iterator[tuple[int, int, int]]:
+    """node, class, count of training examples; class -1 where the data has no classes."""
+    first = len(built.plan.nodes) - len(built.parts)
+    if built.dataset.task != "classification":
+        yield from ((first + k, -1, len(part)) for k, part in enumerate(built.parts))
+        return
+    counts = label_table(built.parts, built.dataset.num_classes)
+    yield from ((first + int(k), int(c), int(counts[k, c])) for k, c in np.argwhere(counts))

@@ -1,0 +1,281 @@
+"""The tables of an experiment file, but for [data], [model] and [train], which their rooms define."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from edgefl.errors import ConfigError, nearest
+from edgefl.experiment.toml import checked
+from edgefl.network import Access, LinkModel, TopologyConfig, parse_link, parse_rate
+from edgefl.nodes import Method, MethodConfig
+from edgefl.nodes.registry import find_method, methods
+
+Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
+LINK_WORDS = frozenset({"like", "up", "down", *Access.model_fields})
+"""Keys of one link; a [network.link] table without any of them names links by device."""
+RISING = frozenset({"accuracy", "return"})
+"""Metrics of which more is better."""
+
+
+class Table(BaseModel):
+    """Base of the tables: frozen, unknown keys refused, no infinities."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class MethodTable(BaseModel):
+    """The [method] table, and [method.NAME] tables with what only that method has.
+
+    A plain name stands for a table with that name alone. Tables of methods that are not run are
+    checked too, so that one file serves a comparison.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+    name: str
+    """A method's name (`edgefl methods` lists them), or the path of a .py file that defines METHOD."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_name(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _tables_fit(self) -> MethodTable:
+        chosen = self.method
+        for key, table in (self.model_extra or {}).items():
+            if not isinstance(table, Mapping):
+                raise ConfigError(
+                    f"method.{key}", table, f"a method's settings go into [method.{chosen.name}]"
+                )
+            if key != chosen.name and key not in methods():
+                raise ConfigError(f"method.{key}", dict(table), nearest(key, {chosen.name, *methods()}))
+            checked((chosen if key == chosen.name else methods()[key]).config, table, f"method.{key}")
+        return self
+
+    @property
+    def method(self) -> Method:
+        return find_method(self.name)
+
+    @property
+    def config(self) -> MethodConfig:
+        """The chosen method's own settings."""
+        name = self.method.name
+        return checked(self.method.config, (self.model_extra or {}).get(name, {}), f"method.{name}")
+
+
+class Roles(Table):
+    """The [fleet.roles] table: devices of roles that are not the fleet's."""
+
+    server: str = "laptop"
+    """The server's device, for methods that have one; it is node 0, and holds no data."""
+
+
+class Fleet(Table):
+    """The [fleet] table: who takes part."""
+
+    devices: dict[str, Annotated[int, Field(ge=1)]] = Field(min_length=1)
+    """How many of each, by catalog name (`edgefl devices` lists them) or .toml profile; ids in this order."""
+    roles: Roles = Roles()
+    stragglers: dict[str, Positive] | None = None
+    """{share, slowdown}: that share of the devices, drawn from the seed, takes `slowdown` times longer for
+    all work; or {"3" = 5.0}: factors by node id."""
+
+    @field_validator("stragglers")
+    @classmethod
+    def _of_one_form(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        key = "fleet.stragglers"
+        if value is None:
+            return value
+        if not value.keys() & {"share", "slowdown"} and all(word.isdecimal() for word in value):
+            for node, factor in value.items():
+                if factor < 1:
+                    raise ConfigError(f"{key}.{node}", factor, "a factor of at least 1")
+            return value
+        for word in sorted(value.keys() - {"share", "slowdown"}):
+            raise ConfigError(
+                f"{key}.{word}", value[word], "either share and slowdown, or node ids with factors"
+            )
+        if not 0 < value.get("share", 0) <= 1:
+            raise ConfigError(f"{key}.share", value.get("share"), "a share in (0, 1]")
+        if value.get("slowdown", 0) < 1:
+            raise ConfigError(f"{key}.slowdown", value.get("slowdown"), "a factor of at least 1")
+        return value
+
+
+class Cap(Table):
+    """A limit on one pair's flows."""
+
+    sender: int
+    receiver: int
+    rate: str | Positive
+    """Most bytes per second of one flow, or text such as "2 Mbit/s"."""
+
+
+class Network(Table):
+    """The [network] table: who talks to whom, over what."""
+
+    topology: TopologyConfig | None = None
+    """Graph of methods that work on any connected one, and of those that need a bipartite one; star and
+    complete methods have their own. Where not given: a ring, or the complete bipartite graph."""
+    mixing: str = "metropolis"
+    """W of methods that mix by one: metropolis, uniform, or a .csv or .npy file."""
+    link: str | dict[str, Any] = "home"
+    """How devices are connected: the name of a link class; or one link, {up = "2 Mbit/s", down = ...,
+    latency = "20 ms"}; or either by device name, with `server` (fibre where not given) and `default` (home)
+    among the names."""
+    link_model: LinkModel | None = None
+    """How flows share links: fair (max-min; the default up to 300 nodes), local-fair, or fifo."""
+    segments: dict[str, str | Positive] = {}
+    """Rate of each shared segment that links name, bytes per second or text such as "54 Mbit/s"."""
+    caps: tuple[Cap, ...] = ()
+
+    @field_validator("topology", mode="before")
+    @classmethod
+    def _plain_name(cls, value: Any) -> Any:
+        if not isinstance(value, str):
+            return value
+        return (
+            {"name": "file", "file": value}
+            if value.endswith((".txt", ".edges", ".json"))
+            else {"name": value}
+        )
+
+    @model_validator(mode="after")
+    def _links_read(self) -> Network:
+        for name, one in self.links.items():
+            access = parse_link(one, "network.link" if self.one_link else f"network.link.{name}")
+            if access.segment is not None and access.segment not in self.segments:
+                raise ConfigError(
+                    "network.segments", access.segment, "a rate for each segment that a link names"
+                )
+        for name, rate in self.segments.items():
+            bytes_per_s(rate, f"network.segments.{name}")
+        for cap in self.caps:
+            bytes_per_s(cap.rate, "network.caps")
+        return self
+
+    @property
+    def one_link(self) -> bool:
+        """Whether `link` is one for all devices."""
+        return isinstance(self.link, str) or bool(LINK_WORDS & self.link.keys())
+
+    @property
+    def links(self) -> dict[str, Any]:
+        """Links as written, by device name, "default" and "server"."""
+        standard = {"default": "home", "server": "fibre"}
+        if isinstance(self.link, str) or self.one_link:
+            return {**standard, "default": self.link}
+        return {**standard, **self.link}
+
+
+class CrashTable(Table):
+    """One crash."""
+
+    node: int = Field(ge=0)
+    at_s: NotNegative
+    down_s: Positive | None = None
+    """Seconds until it returns; never where not given."""
+
+
+class PartitionTable(Table):
+    """One time in which nothing passes between `nodes` and the rest."""
+
+    nodes: tuple[Annotated[int, Field(ge=0)], ...] = Field(min_length=1)
+    at_s: NotNegative
+    for_s: Positive
+
+
+class Churn(Table):
+    """Devices that come and go: times up and down are drawn from exponential distributions."""
+
+    mean_up_s: Positive
+    mean_down_s: Positive
+    until_s: Positive | None = None
+    """No crash later than that; stop.time_s where not given."""
+
+
+class FaultsTable(Table):
+    """The [faults] table: what goes wrong. Drawn from the seed: a failure found once is found again."""
+
+    crashes: tuple[CrashTable, ...] = ()
+    partitions: tuple[PartitionTable, ...] = ()
+    churn: Churn | None = None
+    detect_s: NotNegative = 1.0
+    """Seconds from a crash until the others hear of it."""
+    compute_jitter: Annotated[float, Field(ge=0, le=2)] = 0.0
+    """Standard deviation of a log-normal factor of mean 1 on the time of each work item."""
+
+
+class EvaluateTable(Table):
+    """The [evaluate] table: when models that programs publish are tried on the test set. Never charged."""
+
+    every_s: Positive | None = None
+    """Seconds between evaluations."""
+    every_rounds: Annotated[int, Field(ge=1)] | None = None
+    """Rounds (steps that programs publish) between evaluations; 1 where neither key is given."""
+    max_nodes: Annotated[int, Field(ge=1)] | None = None
+    """Where each node has a model of its own: evaluate so many of them, drawn from the seed."""
+
+
+class Target(Table):
+    """What a run should reach."""
+
+    metric: Literal["accuracy", "loss", "rmse", "perplexity", "return", "regret"] | None = None
+    """The task's first metric where not given."""
+    value: float
+    stop: bool = True
+    """Whether reaching it ends the run."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Target:
+        if self.metric is not None:
+            self.check(self.metric)
+        return self
+
+    def check(self, metric: str) -> None:
+        """Refuse a value that this metric cannot take."""
+        if metric == "accuracy" and not 0 < self.value <= 1:
+            raise ConfigError("stop.target.value", self.value, "an accuracy in (0, 1]")
+        if metric in ("loss", "rmse", "perplexity") and self.value <= 0:
+            raise ConfigError("stop.target.value", self.value, f"a {metric} above 0")
+
+    def reached(self, metric: str, value: float) -> bool:
+        return value >= self.value if metric in RISING else value <= self.value
+
+
+class Stop(Table):
+    """The [stop] table: where a run ends, whichever comes first."""
+
+    rounds: Annotated[int, Field(ge=1)] | None = None
+    """Rounds, or local steps of methods without rounds."""
+    time_s: Positive | None = None
+    """Seconds on the run's clock."""
+    target: Target | None = None
+
+    @model_validator(mode="after")
+    def _bounded(self) -> Stop:
+        if self.rounds is None and self.time_s is None and not (self.target and self.target.stop):
+            raise ConfigError("stop", None, "at least one of rounds, time_s and a target that stops")
+        return self
+
+
+class Execution(Table):
+    """The [execution] table: how the work is carried out here."""
+
+    executor: Literal["auto", "inline", "batched"] = "auto"
+    """inline: item after item; batched: many nodes' steps of a dense model as one; auto: the faster."""
+    group: Annotated[int, Field(ge=1)] | None = None
+    """batched: most items in one step."""
+    device: Literal["cpu", "cuda"] = "cpu"
+    emulate: bool = False
+    """Over gRPC: make this machine as slow as the profiles and links say."""
+
+
+def bytes_per_s(rate: str | float, key: str) -> float:
+    """A rate as a number of bytes per second, or as text with a unit."""
+    return parse_rate(rate, key) if isinstance(rate, str) else rate
