@@ -1,4 +1,4 @@
-"""Many runs side by side: each in a process of its own, what is done skipped, one failure survived."""
+"""Many runs side by side in worker processes: what is done is skipped, one failure survived."""
 
 from __future__ import annotations
 
@@ -6,22 +6,18 @@ import contextlib
 import json
 import os
 import queue
-import signal
-import subprocess
-import sys
 import tempfile
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from edgefl.errors import ConfigError
 from edgefl.experiment.config import Experiment
+from edgefl.experiment.pool import Event, Worker, stop
+from edgefl.experiment.state import State
 
 DONE = ("finished", "stopped")
-GRACE_S = 10.0
-"""Time that an interrupted run has to write its state before it is killed, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +31,12 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ended:
+class Result:
     """How a job ended: with a summary, or with the reason why there is none."""
 
-    job: Job
+    label: str
+    variant: str
+    seed: int
     summary: Mapping[str, Any] | None = None
     reason: str | None = None
 
@@ -50,10 +48,10 @@ class BatchProgress(Protocol):
         """The batch starts with these jobs."""
 
     def started(self, label: str) -> None:
-        """A job's process has started."""
+        """A job was given to a process."""
 
-    def update(self, label: str, state: Mapping[str, Any]) -> None:
-        """A running job is here: the keys of `worker`'s progress events."""
+    def update(self, label: str, state: State) -> None:
+        """A running job is here."""
 
     def ended(self, label: str, summary: Mapping[str, Any] | None, reason: str | None, reused: bool) -> None:
         """A job ended with a summary or a reason; reused: it was done before this batch began."""
@@ -78,32 +76,43 @@ def read_run(folder: Path) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def run_jobs(
-    jobs: Sequence[Job], folder: Path, *, workers: int, progress: BatchProgress | None = None
-) -> list[Ended]:
-    """Run the jobs into `folder`/label, `workers` at a time; returns how each ended, in the order of `jobs`.
+def done_before(jobs: Sequence[Job], folder: Path) -> dict[str, Result]:
+    """The jobs, by label, whose folder `folder`/label holds a finished run of the same resolved experiment.
 
-    A job whose folder holds a finished run of the same resolved experiment is skipped; an unfinished one
-    goes on. A job that fails does not stop the others. On KeyboardInterrupt the running ones are
-    interrupted (their folders stay resumable) and the error passes on.
-    Raises ConfigError when a folder holds another experiment, before anything starts.
+    Raises ConfigError when such a folder holds another experiment, or none.
     """
-    ended: dict[str, Ended] = {}
-    for job in jobs:
-        summary = _done_before(job, folder / job.label)
-        if summary is not None:
-            ended[job.label] = Ended(job, summary)
-    folder.mkdir(parents=True, exist_ok=True)
-    watcher = progress or _Nobody()
+    found = ((job, _finished(job, folder / job.label)) for job in jobs)
+    return {job.label: _result(job, summary=summary) for job, summary in found if summary is not None}
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    folder: Path,
+    done: Mapping[str, Result],
+    *,
+    workers: int,
+    progress: BatchProgress | None = None,
+) -> list[Result]:
+    """Run the jobs that are not in `done` into `folder`/label, `workers` at a time.
+
+    Returns how each job ended, in the order of `jobs`. An unfinished run goes on. A job that fails does not
+    stop the others. On KeyboardInterrupt the running ones are interrupted (their folders stay resumable)
+    and the error passes on.
+    """
+    ended, watcher = dict(done), progress or _Nobody()
     watcher.begin([job.label for job in jobs])
     try:
-        for label, end in ended.items():
-            watcher.ended(label, end.summary, None, True)
-        todo = [job for job in jobs if job.label not in ended]
-        with tempfile.TemporaryDirectory(prefix="edgefl-") as scratch:
-            for end in _run_all(todo, folder, Path(scratch), workers, watcher):
-                ended[end.job.label] = end
-                watcher.ended(end.job.label, end.summary, end.reason, False)
+        for label, result in done.items():
+            watcher.ended(label, result.summary, None, True)
+        todo = [job for job in jobs if job.label not in done]
+        # Closing stops what runs as soon as its block is left, by an interruption too.
+        with (
+            tempfile.TemporaryDirectory(prefix="edgefl-") as scratch,
+            contextlib.closing(_run_all(todo, folder, Path(scratch), workers, watcher)) as results,
+        ):
+            for result in results:
+                ended[result.label] = result
+                watcher.ended(result.label, result.summary, result.reason, False)
     finally:
         watcher.end()
     return [ended[job.label] for job in jobs]
@@ -114,14 +123,18 @@ class _Nobody:
 
     def begin(self, labels: Sequence[str]) -> None: ...
     def started(self, label: str) -> None: ...
-    def update(self, label: str, state: Mapping[str, Any]) -> None: ...
+    def update(self, label: str, state: State) -> None: ...
     def ended(
         self, label: str, summary: Mapping[str, Any] | None, reason: str | None, reused: bool
     ) -> None: ...
     def end(self) -> None: ...
 
 
-def _done_before(job: Job, folder: Path) -> dict[str, Any] | None:
+def _result(job: Job, summary: Mapping[str, Any] | None = None, reason: str | None = None) -> Result:
+    return Result(job.label, job.variant, job.seed, summary, reason)
+
+
+def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
     if not folder.exists():
         return None
     found = read_run(folder)
@@ -132,101 +145,52 @@ def _done_before(job: Job, folder: Path) -> dict[str, Any] | None:
     return found["summary"] if found.get("status") in DONE else None
 
 
-@dataclass
-class _Running:
-    """A job's process, and the thread that reads it."""
-
-    job: Job
-    process: subprocess.Popen[str]
-    errors: Path
-    last: dict[str, Any] = field(default_factory=dict)
-
-
 def _run_all(
-    todo: Sequence[Job], folder: Path, scratch: Path, workers: int, watcher: BatchProgress
-) -> Iterator[Ended]:
-    events: queue.Queue[tuple[_Running, dict[str, Any] | None]] = queue.Queue()
-    waiting, running = list(todo), list[_Running]()
+    todo: Sequence[Job], folder: Path, scratch: Path, num_workers: int, watcher: BatchProgress
+) -> Generator[Result, None, None]:
+    """Give each worker one job after the other; a worker that dies takes its job with it and is replaced."""
+    events: queue.Queue[Event] = queue.Queue()
+    jobs, waiting = {job.label: job for job in todo}, list(todo)
+    workers = [Worker(events, scratch / f"{i}.log") for i in range(min(num_workers, len(todo)))]
+    busy = list(workers)
     try:
-        while waiting or running:
-            while waiting and len(running) < workers:
-                job = waiting.pop(0)
-                running.append(_start(job, folder / job.label, scratch, events))
-                watcher.started(job.label)
-            one, event = _next(events)
+        for worker in workers:
+            _give_next(worker, waiting, folder, scratch, watcher)
+        while busy:
+            worker, event = _next(events)
+            label = worker.task
             if event is None:
-                running.remove(one)
-                one.process.wait()
-                yield _ended(one)
-            elif event["event"] == "progress":
-                watcher.update(one.job.label, event)
-            else:
-                one.last = event
+                busy.remove(worker)
+                worker.wait()
+                if label is not None:
+                    yield _result(jobs[label], reason=worker.how_it_ended())
+                    if waiting:
+                        busy.append(Worker(events, scratch / f"{waiting[0].label}.log"))
+                        _give_next(busy[-1], waiting, folder, scratch, watcher)
+            elif label is not None and event["event"] == "progress":
+                watcher.update(label, State(**event["state"]))
+            elif label is not None:
+                yield _result(jobs[label], summary=event.get("summary"), reason=event.get("reason"))
+                _give_next(worker, waiting, folder, scratch, watcher)
     finally:
-        _stop(running)
+        stop(busy)
 
 
-def _next(events: queue.Queue[tuple[_Running, dict[str, Any] | None]]) -> tuple[_Running, dict[str, Any] | None]:
+def _give_next(
+    worker: Worker, waiting: list[Job], folder: Path, scratch: Path, watcher: BatchProgress
+) -> None:
+    worker.task = None
+    if not waiting:
+        worker.close()
+        return
+    job = waiting.pop(0)
+    file = scratch / f"{job.label}.toml"
+    file.write_text(job.experiment.to_toml(), encoding="utf-8")
+    worker.give(job.label, file, folder / job.label)
+    watcher.started(job.label)
+
+
+def _next(events: queue.Queue[Event]) -> Event:
     while True:  # a get without a time-out cannot be interrupted by Ctrl-C on every platform
         with contextlib.suppress(queue.Empty):
             return events.get(timeout=0.5)
-
-
-def _start(
-    job: Job, out: Path, scratch: Path, events: queue.Queue[tuple[_Running, dict[str, Any] | None]]
-) -> _Running:
-    file, errors = scratch / f"{job.label}.toml", scratch / f"{job.label}.log"
-    file.write_text(job.experiment.to_toml(), encoding="utf-8")
-    with errors.open("w", encoding="utf-8") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "edgefl.experiment.worker", str(file), str(out)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            encoding="utf-8",
-            env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
-            start_new_session=True,  # Ctrl-C reaches the batch alone, which then interrupts each run once
-        )
-    one = _Running(job, process, errors)
-    threading.Thread(target=_read, args=(one, events), daemon=True).start()
-    return one
-
-
-def _read(one: _Running, events: queue.Queue[tuple[_Running, dict[str, Any] | None]]) -> None:
-    assert one.process.stdout is not None
-    with one.process.stdout as lines:
-        for line in lines:
-            events.put((one, json.loads(line)))
-    events.put((one, None))
-
-
-def _ended(one: _Running) -> Ended:
-    if one.last.get("event") == "done":
-        return Ended(one.job, summary=one.last["summary"])
-    if "reason" in one.last:
-        return Ended(one.job, reason=str(one.last["reason"]))
-    lines = one.errors.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    said = f": {lines[-1]}" if lines else ""
-    return Ended(one.job, reason=f"its process {_how(one.process.returncode)}{said}")
-
-
-def _how(code: int) -> str:
-    if code >= 0:
-        return f"ended with exit code {code}"
-    name = signal.Signals(-code).name
-    return f"was ended by {name}" + (" (out of memory?)" if name == "SIGKILL" else "")
-
-
-def _stop(running: Sequence[_Running]) -> None:
-    """Interrupt what still runs, give it time to write its state, then kill it."""
-    for one in running:
-        if sys.platform == "win32":
-            one.process.terminate()
-        else:
-            one.process.send_signal(signal.SIGINT)
-    for one in running:
-        try:
-            one.process.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            one.process.kill()
-            one.process.wait()

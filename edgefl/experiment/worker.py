@@ -1,8 +1,8 @@
-"""One run in a process of its own: `python -m edgefl.experiment.worker FILE OUT`, started by `batch`.
+"""A process that carries out runs: `python -m edgefl.experiment.worker`, started by `batch`.
 
-It speaks on its standard output, one JSON object per line: {"event": "progress", ...} while it runs, then
-one of {"event": "done", "summary": {...}}, {"event": "refused" | "failed" | "interrupted", "reason": ...}.
-When nobody reads any more, the next line fails and the run ends: no orphan goes on.
+It reads tasks from standard input, one JSON object per line: {"file": a resolved experiment, "out": a run's
+folder}. It answers on standard output, in the same form: {"event": "progress", "state": {...}} as the run
+goes, then {"event": "done", "summary": {...}} or {"event": "failed", "reason": ...}. It ends with its input.
 """
 
 from __future__ import annotations
@@ -11,24 +11,46 @@ import json
 import os
 import signal
 import sys
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
 
-from edgefl.errors import ConfigError, EdgeflError
+from edgefl.errors import EdgeflError
 from edgefl.experiment.config import load_experiment
-from edgefl.experiment.runner import resume, run_experiment
+from edgefl.experiment.runner import RunResult, resume, run_experiment
+from edgefl.experiment.state import State
 
 
 class Channel:
-    """Progress and the end of one run as lines of JSON."""
+    """The way back to the batch; a `Progress`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
+        self._state = State()
 
     def say(self, event: str, **body: object) -> None:
-        """Write one line and flush it."""
-        self._stream.write(json.dumps({"event": event, **body}) + "\n")
-        self._stream.flush()
+        """Write one line. When nobody reads any more, the run is interrupted: no orphan goes on."""
+        try:
+            self._stream.write(json.dumps({"event": event, **body}) + "\n")
+            self._stream.flush()
+        except BrokenPipeError as error:
+            raise KeyboardInterrupt from error
+
+    def begin(
+        self, description: str, *, time_s: float | None, rounds: int | None, metric: str, target: float | None
+    ) -> None:
+        """Keep the limits for the updates to come."""
+        self._state = State(metric, target, time_s, rounds)
+
+    def update(
+        self, time_s: float, step: int, value: float | None, target: float | None, wall_s: float
+    ) -> None:
+        """Say where the run is."""
+        self._state = replace(self._state, time_s=time_s, step=step, value=value, wall_s=wall_s)
+        self.say("progress", state=asdict(self._state))
+
+    def end(self, status: str) -> None:
+        """The result says how it ended."""
 
 
 def _own_stdout() -> TextIO:
@@ -38,27 +60,30 @@ def _own_stdout() -> TextIO:
     return stream
 
 
-def main(file: str, out: str) -> int:
-    """Run the resolved experiment in `file` into the folder `out`, or go on with what lies there."""
+def _carry_out(file: str, out: Path, channel: Channel) -> RunResult:
+    """Run the experiment in `file` into `out`, or go on with the run that lies there."""
+    if out.exists():
+        return resume(out, progress=channel)
+    return run_experiment(load_experiment(file), out=out, progress=channel)
+
+
+def main() -> int:
+    """Carry out tasks until the input ends, or until an interruption."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits "ignore"
     channel = Channel(_own_stdout())
-    folder = Path(out)
     try:
-        if folder.exists():
-            result = resume(folder, progress=channel)
-        else:
-            result = run_experiment(load_experiment(file), out=folder, progress=channel)
+        for line in sys.stdin:
+            task = json.loads(line)
+            try:
+                result = _carry_out(task["file"], Path(task["out"]), channel)
+            except EdgeflError as error:
+                channel.say("failed", reason=str(error))
+            else:
+                channel.say("done", summary=result.summary)
     except KeyboardInterrupt:
-        channel.say("interrupted", reason="interrupted")
-    except ConfigError as error:
-        channel.say("refused", reason=str(error))
-    except EdgeflError as error:
-        channel.say("failed", reason=str(error))
-    else:
-        channel.say("done", summary=result.summary)
-        return 0
-    return 1
+        return 130
+    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main(*sys.argv[1:]))
+    raise SystemExit(main())

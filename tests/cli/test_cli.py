@@ -1,0 +1,237 @@
+"""The commands: what they print where, and the exit codes that scripts trust."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from edgefl.cli import app
+
+TINY = """
+name = "tiny"
+[method]
+name = "fedavg"
+[fleet]
+devices = { laptop = 3 }
+[data]
+name = "synthetic"
+num_owners = 3
+examples_per_owner = 40
+[model]
+name = "linear"
+[train]
+local_steps = 1
+[stop]
+rounds = 3
+[smoke.stop]
+rounds = 1
+"""
+COMMANDS = ["run", "compare", "sweep", "report", "export", "methods", "devices", "doctor", "node"]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working directory, with a small experiment in it."""
+    (tmp_path / "tiny.toml").write_text(TINY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("EDGEFL_DEBUG", raising=False)
+    return tmp_path
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, list(arguments))
+
+
+def program(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "edgefl.cli", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=120)
+
+
+def test_help_loads_no_library(tmp_path: Path) -> None:
+    code = (
+        "import sys; from edgefl.cli import app\n"
+        "try: app(['--help'])\nexcept SystemExit: pass\n"
+        "heavy = {'torch', 'numpy', 'pydantic', 'matplotlib', 'pandas', 'grpc'} & set(sys.modules)\n"
+        "sys.exit(f'loaded {heavy}' if heavy else 0)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for command in COMMANDS:
+        assert re.search(rf"\b{command}\b", done.stdout)
+    assert "130 interrupted" in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_version() -> None:
+    assert re.fullmatch(r"edgefl \d+\.\d+\.\d+\n", call("--version").stdout)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "absent.toml"], "FILE = 'absent.toml'"),
+        (["run"], "FILE"),
+        (["run", "tiny.toml", "--set", "train.learning_rat=1"], "train.learning_rat = 1"),
+        (["run", "tiny.toml", "--set", "train"], "--set = 'train'"),
+        (["run", "tiny.toml", "--method", "fedavgg"], "did you mean 'fedavg'"),
+        (["run", "tiny.toml", "--runtime", "real"], "--runtime = 'real'"),
+        (["run", "tiny.toml", "--processes"], "--processes"),
+        (["run", "tiny.toml", "--out", "."], "--out = '.'"),
+        (["run", "tiny.toml", "--resume", "x"], "--resume = 'x'"),
+        (["run", "--resume", "x"], "--resume = 'x'"),
+        (["compare", "tiny.toml", "--methods", ","], "--methods"),
+        (["compare", "tiny.toml", "--methods", "fedavg", "--seeds", "1,b"], "--seeds = '1,b'"),
+        (["compare", "tiny.toml", "--methods", "fedavg", "--num-seeds", "0"], "--num-seeds = 0"),
+        (["sweep", "tiny.toml", "--grid", "stop.rounds"], "--grid = 'stop.rounds'"),
+        (["report", "."], "DIR = '.'"),
+        (["export", "."], "DIR = '.'"),
+        (["export", ".", "--format", "trac"], "did you mean 'trace'"),
+    ],
+)
+def test_a_mistake_is_refused_in_one_line(place: Path, arguments: list[str], said: str) -> None:
+    done = call(*arguments)
+    assert done.exit_code == 2
+    assert done.stdout == ""
+    assert said in done.stderr
+    assert done.stderr.startswith("edgefl: ")
+    assert done.stderr.count("\n") == 1
+    assert [path.name for path in place.iterdir()] == ["tiny.toml"]
+
+
+def test_run_shows_a_table_and_leaves_a_report(place: Path) -> None:
+    done = call("run", "tiny.toml", "--out", "made")
+    assert done.exit_code == 0
+    assert "final accuracy" in done.stdout
+    assert "report: made/report.html" in done.stdout
+    assert "seed 0: starts" in done.stderr
+    assert (place / "made" / "report.html").exists()
+
+
+def test_json_is_all_that_json_prints(place: Path) -> None:
+    done = call("run", "tiny.toml", "--smoke", "--seed", "5", "--method", "d-psgd", "--json", "--out", "made")
+    assert done.exit_code == 0
+    assert done.stderr == ""
+    summary = json.loads(done.stdout)
+    assert (summary["method"], summary["seed"], summary["run_dir"]) == ("d-psgd", 5, "made")
+    assert "rounds = 1\n" in (place / "made" / "experiment.toml").read_text()
+
+
+def test_export_and_report_of_a_run(place: Path) -> None:
+    assert call("run", "tiny.toml", "--out", "made", "--quiet").exit_code == 0
+    for name in ("report.html", "trace.json"):
+        (place / "made" / name).unlink()
+    assert call("report", "made").stdout == "report: made/report.html\n"
+    assert call("export", "made").stdout.startswith("trace: made/trace.json")
+    assert json.loads((place / "made" / "trace.json").read_text())
+    assert call("run", "tiny.toml", "--out", "other", "--method", "d-psgd", "--quiet").exit_code == 0
+    assert call("report", "made", "other", "--out", "both.html").stdout == "report: both.html\n"
+    assert (place / "both.html").exists()
+
+
+def test_compare_says_which_run_failed(place: Path) -> None:
+    (place / "raises.py").write_text(
+        "from edgefl.nodes import Method\n"
+        "async def peer(node):\n    raise ValueError('boom')\n"
+        "METHOD = Method(name='raises', title='', paper='', roles={'peer': peer}, messages=(),\n"
+        "                ends_with=('peer',), needs='any', evaluates='each')\n"
+    )
+    arguments = ["compare", "tiny.toml", "--methods", "fedavg,raises.py", "--jobs", "1", "--out", "made"]
+    done = call(*arguments, "--json")
+    assert done.exit_code == 1
+    lines = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [(line["label"], line["status"]) for line in lines] == [
+        ("fedavg-0", "finished"),
+        ("raises-0", "failed"),
+    ]
+    assert "raises-0 failed: " in done.stderr
+    assert "boom" in done.stderr
+    assert call("report", "made").stdout == "report: made/comparison.html\n"
+
+
+def test_a_failing_run_ends_with_1_and_debug_shows_where(place: Path) -> None:
+    (place / "broken.py").write_text(
+        "from edgefl.nodes import Method\n"
+        "async def peer(node):\n    raise ValueError('boom')\n"
+        "METHOD = Method(name='broken', title='', paper='', roles={'peer': peer}, messages=(),\n"
+        "                ends_with=('peer',), needs='any', evaluates='each')\n"
+    )
+    done = program("run", "tiny.toml", "--method", "broken.py", "--quiet", "--debug", cwd=place)
+    assert done.returncode == 1
+    assert "Traceback" in done.stderr
+    quiet = call("run", "tiny.toml", "--method", "broken.py", "--quiet")
+    assert quiet.exit_code == 1
+    assert "boom" in quiet.stderr
+    assert "Traceback" not in quiet.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_sigterm_leaves_a_run_that_can_go_on(place: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "edgefl.cli",
+        "run",
+        "tiny.toml",
+        "--set",
+        "stop.rounds=1000000",
+        "--out",
+        "made",
+    ]
+    with subprocess.Popen(command, cwd=place, stderr=subprocess.PIPE, text=True) as running:
+        deadline = time.monotonic() + 60
+        while not (place / "made").exists() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        running.send_signal(signal.SIGTERM)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "edgefl: interrupted" in said
+    assert json.loads((place / "made" / "run.json").read_text())["status"] == "interrupted"
+
+
+def test_methods_and_devices_for_machines() -> None:
+    methods = [json.loads(line) for line in call("methods", "--json").stdout.splitlines()]
+    fedavg = next(one for one in methods if one["name"] == "fedavg")
+    assert fedavg["family"] == "federated"
+    assert fedavg["roles"] == ["server", "client"]
+    devices = {one["name"]: one for one in map(json.loads, call("devices", "--json").stdout.splitlines())}
+    assert devices["raspberry-pi-4b"]["compute_flops"] > 1e9
+
+
+def test_methods_and_devices_for_people() -> None:
+    assert "D-PSGD".lower() in call("methods").stdout
+    assert "Raspberry Pi 4" in call("devices").stdout
+
+
+def test_node_hands_over_to_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
+    import edgefl.runtimes.grpc as runtime
+
+    started: list[tuple[Path, int]] = []
+    monkeypatch.setattr(
+        runtime, "node_main", lambda fleet, number: started.append((fleet, number)), raising=False
+    )
+    assert call("node", "--fleet", "fleet.toml", "--id", "3").exit_code == 0
+    assert started == [(Path("fleet.toml"), 3)]
+
+
+def test_no_number_is_null(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    from edgefl.cli import _emit
+
+    _emit({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
+    assert capsys.readouterr().out == '{"a": null, "b": [null, 1.5], "c": "x"}\n'
+
+
+@pytest.mark.skipif(os.name == "nt", reason="head")
+def test_a_reader_that_stops_early_sees_no_traceback(place: Path) -> None:
+    done = subprocess.run(
+        f"{sys.executable} -m edgefl.cli devices --json | head -1", shell=True, capture_output=True, text=True
+    )
+    assert "Traceback" not in done.stderr
+    assert json.loads(done.stdout)["name"]
