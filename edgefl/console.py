@@ -128,7 +128,7 @@ def _cells(label: str, row: Row) -> tuple[RenderableType, ...]:
 def _value(state: State) -> str:
     if state.value is None:
         return f"no {state.metric or 'value'} yet"
-    target = "" if state.target is None else f" of {number(state.target)}"
+    target = "" if state.target is None else f", target {number(state.target)}"
     return f"{state.metric} {number(state.value)}{target}"
 
 

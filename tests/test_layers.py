@@ -68,7 +68,7 @@ def room_of(name: str) -> str:
 
 
 def rooms_imported(name: str) -> set[str]:
-    """The rooms that a module imports, its own not among them; what is no room is the front's (edgefl.run)."""
+    """The rooms that a module imports, but for its own; what is no room is the front's (edgefl.run)."""
     found = {room_of(one) for one in MODULES[name] if one.startswith("edgefl.")}
     return {room if room in FLOOR else "edgefl" for room in found} - {room_of(name)}
 
