@@ -93,6 +93,4 @@ class Layout:
         if flat.shape[-1] != self.size:
             raise ValueError(f"a vector of {self.size} values is needed, found {flat.shape[-1]}")
         lead = flat.shape[:-1]
-        return {
-            e.name: flat[..., e.offset : e.offset + e.numel].view(*lead, *e.shape) for e in self.entries
-        }
+        return {e.name: flat[..., e.offset : e.offset + e.numel].view(*lead, *e.shape) for e in self.entries}

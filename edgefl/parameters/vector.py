@@ -49,9 +49,7 @@ class Vector:
         return self._with(op(self.values, other.values), buffers)
 
     def _scale(self, op: Callable[[Tensor], Tensor]) -> Vector:
-        return self._with(
-            op(self.values), tuple(op(b) if b.is_floating_point() else b for b in self.buffers)
-        )
+        return self._with(op(self.values), tuple(op(b) if b.is_floating_point() else b for b in self.buffers))
 
     def __add__(self, other: Vector) -> Vector:
         return self._combine(other, torch.add)
@@ -101,9 +99,7 @@ class Vector:
     def named(self) -> dict[str, Tensor]:
         """Parameters (views) and buffers by name."""
         tensors = self.layout.views(self.values)
-        tensors.update(
-            (spec.name, b) for spec, b in zip(self.layout.buffers, self.buffers, strict=True)
-        )
+        tensors.update((spec.name, b) for spec, b in zip(self.layout.buffers, self.buffers, strict=True))
         return tensors
 
     def __repr__(self) -> str:
@@ -184,7 +180,5 @@ def mix(parameters: Mapping[int, Vector], row: Mapping[int, float]) -> Vector:
     if any(parameters[j].layout != first.layout for j in ids):
         raise ValueError("vectors of one layout are needed")
     values = weighted([parameters[j].values for j in ids])
-    buffers = tuple(
-        weighted([parameters[j].buffers[k] for j in ids]) for k in range(len(first.buffers))
-    )
+    buffers = tuple(weighted([parameters[j].buffers[k] for j in ids]) for k in range(len(first.buffers)))
     return Vector(first.layout, values, buffers)

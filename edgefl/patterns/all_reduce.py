@@ -50,7 +50,7 @@ async def ring_all_reduce(node: Node, members: Sequence[int], values: Tensor, *,
     for step in range(2 * (n - 1)):
         begin, end = chunks[(r - step) % n]
         node.send(right, Chunk(tag, step, total[begin:end].clone()))
-        m = await node.receive(Chunk, Gone, sender=left, tag=tag, step=step)
+        m: Chunk | Gone = await node.receive(Chunk, Gone, sender=left, tag=tag, step=step)
         if isinstance(m, Gone):
             raise PeerGone(left)
         begin, end = chunks[(r - step - 1) % n]

@@ -1,8 +1,9 @@
 """Ring all-reduce SGD: synchronous data-parallel SGD whose gradients are averaged around a ring.
 
 Step k: every peer takes one mini-batch gradient at the common x, all average their gradients by chunked
-reduce-scatter and all-gather (2(n-1) steps; Patarasuk and Yuan 2009), and every one applies the mean. The ring is the
-peers in ascending id. Choice: all batches weigh the same. A peer that is gone stops the run: the ring has no other way.
+reduce-scatter and all-gather (2(n-1) steps; Patarasuk and Yuan 2009), and every one applies the mean. The
+ring is the peers in ascending id. Choice: all batches weigh the same. A peer that is gone stops the run:
+the ring has no other way.
 """
 
 from __future__ import annotations

@@ -4,14 +4,14 @@ Worker i never waits with computing: it takes gradients of mini-batches at the m
 batch began, and applies each to its current model x_i. Beside that, models are averaged in pairs, x_a, x_p
 <- (x_a + x_p) / 2. The graph is bipartite and only the active side asks and waits, so nobody can deadlock.
 
-Choices where the paper and its re-implementations leave room. `atomic` (the paper's W_k is symmetric and doubly
-stochastic): the passive averages in the instant in which the request arrives and replies with what it was;
-the active holds gradients that end while its exchange is open: at most one batch runs ahead, and when the
-exchange closes it averages, then applies them in order. With atomic off they are applied at once, as the
-code known to us does. Both ends compute (m_a + m_p) / 2 in this order and are bit-equal. The optimiser's state
-is each worker's own. `exchanges_per_step` 1: one exchange after each applied gradient, one at a time; 0: back
-to back. A partner that is gone closes the exchange without averaging. A worker that has made its
-steps goes on answering until all who may ask it have made theirs.
+Choices where the paper and its re-implementations leave room. `atomic` (the paper's W_k is symmetric and
+doubly stochastic): the passive averages in the instant in which the request arrives and replies with what
+it was; the active holds gradients that end while its exchange is open: at most one batch runs ahead, and
+when the exchange closes it averages, then applies them in order. With atomic off they are applied at once,
+as the code known to us does. Both ends compute (m_a + m_p) / 2 in this order and are bit-equal. The
+optimiser's state is each worker's own. `exchanges_per_step` 1: one exchange after each applied gradient,
+one at a time; 0: back to back. A partner that is gone closes the exchange without averaging. A worker that
+has made its steps goes on answering until all who may ask it have made theirs.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from typing import Literal
-
-from pydantic import Field
 
 from edgefl.learning.work import Gradient, GradientResult
 from edgefl.network import Topology
@@ -32,7 +30,7 @@ class ADPSGDConfig(MethodConfig):
     """How pairs exchange; the gradient and the optimiser are [train]'s."""
 
     atomic: bool = True
-    """Hold an active's gradients while its exchange is open, so that both ends average the same two models."""
+    """Hold an active's gradients while its exchange is open: both ends then average the same models."""
     exchanges_per_step: Literal[0, 1] = 1
     """Exchanges that an active starts per applied gradient; 0: the next as soon as one closes."""
     partner: Literal["random", "cycle"] = "random"
@@ -72,7 +70,7 @@ async def worker(node: Node) -> Vector:
     x = node.model.init()
     state = node.optimizer.init(x.layout)
     asking = set() if active else set(node.fleet.neighbors)  # who may still ask this passive
-    held: deque[tuple[GradientResult, int]] = deque()  # finished gradients, with x's averagings at their start
+    held: deque[tuple[GradientResult, int]] = deque()  # finished gradients, and averagings at their start
     computing: Task[GradientResult] | None = None
     partner: int | None = None
     steps, batches, exchanges, averagings, read_at = 0, 0, 0, 0, 0

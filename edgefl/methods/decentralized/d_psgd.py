@@ -2,7 +2,7 @@
 
 Step k of node i: x_i <- sum_j W_ij x_j - eta g_i(x_i), the gradient at the model before mixing, so that
 exchange and computing overlap. W symmetric and doubly stochastic ([network] mixing, Metropolis by default).
-`order = "adapt_then_combine"`: x_i <- sum_j W_ij (x_j - eta g_j(x_j)), the updated models are mixed (no overlap).
+`order = "adapt_then_combine"`: x_i <- sum_j W_ij (x_j - eta g_j(x_j)): updated models are mixed, no overlap.
 Choices: local_steps of [train] above 1 make that many SGD steps in place of one gradient, and local_epochs
 likewise: the paper's is local_steps = 1. A neighbor that is gone leaves its share to the node itself, at
 both ends, so that W stays doubly stochastic.
@@ -36,7 +36,8 @@ class Model(Message):
 async def peer(node: Node) -> Vector:
     assert node.data is not None
     saved = node.saved or {"x": node.model.init(), "step": 0, "state": None}
-    x, state = saved["x"], saved["state"]
+    x: Vector = saved["x"]
+    state = saved["state"]
     adapt_first = node.config.order == "adapt_then_combine"
     for k in node.rounds(saved["step"]):
         work = LocalSGD(x, node.data, k, node.workload, state=state)

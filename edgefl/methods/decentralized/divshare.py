@@ -1,11 +1,11 @@
 """DivShare (Biswas et al. 2025, https://arxiv.org/abs/2410.12918; algorithm as in the authors' artifact).
 
-x: flat model; Omega: fragmentation fraction; K = max(1, floor(1/Omega)) fragments, S_0 .. S_{K-1} their index sets, the
-same everywhere; J recipients per fragment. Each iteration: H local steps (one Work item, [train]); refill the
-out-queue with K J pairs (peer, x restricted to S_j) in random order, dropping what is unsent; average
-every coordinate over what has arrived, x[p] <- (x[p] + sum over R_p) / (1 + |R_p|). Fragments are sent beside
-training; a newer fragment of the same sender and number replaces the older one.
-Choices: the message under way is finished and only the queue dropped; sums go in ascending (sender, fragment).
+x: flat model; Omega: fragmentation fraction; K = max(1, floor(1/Omega)) fragments, S_0 .. S_{K-1} their
+index sets, the same everywhere; J recipients per fragment. Each iteration: H local steps (one Work item,
+[train]); refill the out-queue with K J pairs (peer, x restricted to S_j) in random order, dropping what is
+unsent; average every coordinate over what has arrived, x[p] <- (x[p] + sum over R_p) / (1 + |R_p|).
+Fragments are sent beside training; a newer fragment of the same sender and number replaces the older one.
+Choices: the message under way is finished and only the queue dropped; sums in ascending (sender, fragment).
 """
 
 from __future__ import annotations
@@ -117,9 +117,8 @@ def _refuse_impossible(plan: RunPlan) -> None:
         raise ConfigError("method.divshare.recipients", config.recipients, f"at most {n - 1} with {n} nodes")
     d = plan.learner.model.layout.size
     if num_fragments(config) > d:
-        raise ConfigError(
-            "method.divshare.fragment_fraction", config.fragment_fraction, f"more fragments than {d} parameters"
-        )
+        key, found = "method.divshare.fragment_fraction", config.fragment_fraction
+        raise ConfigError(key, found, f"at least 1 / {d}: a fragment is one of {d} parameters or more")
 
 
 METHOD = Method(

@@ -5,12 +5,12 @@ before the merge; on each arrival alpha_t = alpha s(u), x <- (1 - alpha_t) x + a
 minimises f_k(y) + (rho/2) ||y - x_tau||^2.
 Choices: a round of [stop] is as many updates as there are clients; all clients are at work at a time unless
 `concurrency` says less; with max_staleness an older update is dropped and counted, and its sender gets
-the current model. A client that is gone ends its own chain only; one that returns downloads anew.
+the current model. A client that is gone ends its own chain only; one that returns downloads anew, and work
+that its earlier life was given counts but frees nobody. A version that the server lost in a crash is fresh.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass
 from typing import Literal
 
@@ -51,6 +51,7 @@ class GlobalModel(Message):
 @dataclass(frozen=True)
 class Update(Message):
     version: int
+    turn: int
     parameters: Vector
     loss: float
 
@@ -73,15 +74,17 @@ async def server(node: Node) -> Vector:
     config: FedAsyncConfig = node.config
     clients = node.fleet.ids("client")
     saved = node.saved or {"x": node.model.init(), "t": 0, "turns": {}, "life": -1}
-    x, t, turns = saved["x"], saved["t"], dict(saved["turns"])
-    resting, working = deque(clients), set[int]()
+    x: Vector = saved["x"]
+    t, turns = saved["t"], dict(saved["turns"])
+    resting, working = dict.fromkeys(clients), set[int]()
     if saved["life"] == node.life:  # in a new life nobody is known to be at work
-        resting, working = deque(saved["resting"]), set(saved["working"])
+        resting, working = dict.fromkeys(saved["resting"]), set(saved["working"])
 
     def hand_out() -> None:
         """Give the current model to those who rest, as far as concurrency allows."""
         while resting and len(working) < (config.concurrency or len(clients)):
-            k = resting.popleft()
+            k = next(iter(resting))
+            del resting[k]
             if node.fleet.alive(k):
                 working.add(k)
                 turns[k] = turns.get(k, -1) + 1  # how often k has been given a model
@@ -92,7 +95,7 @@ async def server(node: Node) -> Vector:
             hand_out()
             m = await node.receive(Update, Gone, Back)
             if isinstance(m, Update):
-                u = t - m.version
+                u = max(0, t - m.version)
                 if config.max_staleness is not None and u > config.max_staleness:
                     node.record(staleness=u, dropped=1)
                 else:
@@ -100,12 +103,13 @@ async def server(node: Node) -> Vector:
                     t += 1
                     node.record(staleness=u, train_loss=m.loss)
                     node.publish(x, step=t)
+                if m.turn != turns.get(m.sender):
+                    continue
             working.discard(m.sender)
             if not isinstance(m, Gone):
-                resting.append(m.sender)
-        await node.save(
-            x=x, t=t, turns=dict(turns), resting=tuple(resting), working=tuple(sorted(working)), life=node.life
-        )
+                resting[m.sender] = None
+        at_work = {"resting": tuple(resting), "working": tuple(sorted(working)), "life": node.life}
+        await node.save(x=x, t=t, turns=dict(turns), **at_work)
     return x
 
 
@@ -115,7 +119,7 @@ async def client(node: Node) -> None:
         m = await node.receive(GlobalModel)
         work = LocalSGD(m.parameters, node.data, m.turn, node.workload, proximal_mu=node.config.proximal_rho)
         r: Trained = await node.compute(work)
-        node.send(m.sender, Update(m.version, r.parameters, r.loss))
+        node.send(m.sender, Update(m.version, m.turn, r.parameters, r.loss))
 
 
 METHOD = Method(

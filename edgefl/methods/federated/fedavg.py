@@ -1,9 +1,10 @@
 """FedAvg (McMahan et al. 2017, Algorithm 1, https://arxiv.org/abs/1602.05629).
 
-w: parameters; S_t: cohort of round t; n_k: examples held by client k; E epochs, batch B, step eta (in [train]).
-Differs from the paper: a round ends at its deadline, or when as many as were wanted have reported, and
-averages whoever reported; a report that comes later is dropped and counted; with fewer than
-min_reports the round is void and the parameters stay.
+w: parameters; S_t: cohort of round t; n_k: examples held by client k; E epochs, batch B, step eta (in
+[train]). Differs from the paper: a round ends at its deadline, or when as many as were wanted have
+reported, and averages whoever reported; a report that comes later is dropped and counted; with fewer
+than min_reports the round is void and the parameters stay; while no client lives the server waits for
+one to return.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.parameters import Vector, WeightedMean
 from edgefl.patterns.gather import gather
-from edgefl.patterns.rounds import cohort
+from edgefl.patterns.rounds import cohort, somebody_alive
 
 
 class FedAvgConfig(MethodConfig):
@@ -57,9 +58,10 @@ async def server(node: Node) -> Vector:
     config: FedAvgConfig = node.config
     clients = node.fleet.ids("client")
     saved = node.saved or {"w": node.model.init(), "round": 0}
-    w = saved["w"]
+    w: Vector = saved["w"]
     wanted = max(round(config.client_fraction * len(clients)), 1)
     for t in node.rounds(saved["round"]):
+        await somebody_alive(node, clients)
         S_t = cohort(node.rng("cohort", t), clients, math.ceil((1 + config.over_selection) * wanted))
         node.send(S_t, GlobalModel(t, w))
         mean = WeightedMean(w.layout)
@@ -81,7 +83,8 @@ async def client(node: Node) -> None:
     assert node.data is not None
     while True:
         m = await node.receive(GlobalModel)
-        r: Trained = await node.compute(LocalSGD(m.parameters, node.data, m.round, node.workload))  # E, B, eta
+        work = LocalSGD(m.parameters, node.data, m.round, node.workload)  # E, B, eta
+        r: Trained = await node.compute(work)
         node.send(m.sender, LocalModel(m.round, r.parameters, len(node.data), r.loss))
 
 

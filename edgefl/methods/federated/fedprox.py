@@ -38,7 +38,9 @@ def _refuse_divergence(plan: RunPlan) -> None:
     assert plan.learner is not None
     eta, mu = plan.learner.train.learning_rate, plan.config.proximal_mu
     if eta * mu >= 2:
-        raise ConfigError("method.fedprox.proximal_mu", mu, f"below 2 / learning_rate = {2 / eta:g} is needed")
+        raise ConfigError(
+            "method.fedprox.proximal_mu", mu, f"below 2 / learning_rate = {2 / eta:g} is needed"
+        )
 
 
 METHOD = Method(

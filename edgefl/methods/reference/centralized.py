@@ -13,7 +13,8 @@ from edgefl.parameters import Vector
 async def server(node: Node) -> Vector:
     assert node.data is not None
     saved = node.saved or {"x": node.model.init(), "round": 0, "state": None}
-    x, state = saved["x"], saved["state"]
+    x: Vector = saved["x"]
+    state = saved["state"]
     for t in node.rounds(saved["round"]):
         r: Trained = await node.compute(LocalSGD(x, node.data, t, node.workload, state=state))
         x, state = r.parameters, r.state

@@ -1,8 +1,8 @@
 """Split learning (Gupta and Raskar 2018, https://arxiv.org/abs/1810.06060), label-sharing.
 
-The model is cut after `cut` blocks: the client holds the front, the server the rear. Per batch: the client runs
-its front and sends the smashed data and the labels; the server runs its rear, takes the loss and its own
-step, and returns the gradient at the cut; the client goes back through its front and takes its step.
+The model is cut after `cut` blocks: the client holds the front, the server the rear. Per batch: the client
+runs its front and sends the smashed data and the labels; the server runs its rear, takes the loss and its
+own step, and returns the gradient at the cut; the client goes back through its front and takes its step.
 Clients take turns; the front's parameters and optimiser state go from one to the next through the server
 (choice: the state goes along). One turn is [train]'s local steps or epochs. Labels are sent: the U-shaped
 form, in which they stay at home, is another page.

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from edgefl.network import NetworkPlan
+from edgefl.messages.base import Message
+from edgefl.network import Access, NetworkPlan
 from edgefl.network.maxmin import max_min
 
 
@@ -24,8 +25,8 @@ class Flow:
     )  # fmt: skip
 
     def __init__(
-        self, transfer: Any, sender: int, receiver: int, kind: type, encoded_bytes: int, size_bytes: float,
-        cap: float, reserved: float | None,
+        self, transfer: Any, sender: int, receiver: int, kind: type[Message], encoded_bytes: int,
+        size_bytes: float, cap: float, reserved: float | None,
     ) -> None:  # fmt: skip
         self.transfer, self.sender, self.receiver, self.kind = transfer, sender, receiver, kind
         self.encoded_bytes = encoded_bytes
@@ -52,7 +53,7 @@ class Clock(Protocol):
 
 
 class Links(Protocol):
-    """A link model. on_left(flow, hold_s): the last byte has left, the receiver has it `hold_s` plus latency later."""
+    """A link model. on_left(flow, hold_s): the last byte has left; it arrives hold_s + latency later."""
 
     keeps_order: bool
     """Whether flows of one sender leave in the order in which they started."""
@@ -308,6 +309,7 @@ def _crossed(plan: NetworkPlan, sender: int, receiver: int) -> tuple[Any, ...]:
 
 def _capacity(plan: NetworkPlan, end: Any) -> float:
     kind, which = end
-    if kind == "up":
-        return plan.access[which].up_bytes_per_s
-    return plan.access[which].down_bytes_per_s if kind == "down" else plan.segments[which]
+    if kind == "segment":
+        return plan.segments[which]
+    access: Access = plan.access[which]
+    return access.up_bytes_per_s if kind == "up" else access.down_bytes_per_s
