@@ -113,7 +113,9 @@ def run_toy(
 
 def access(up: float, down: float | None = None, latency_s: float = 0.0, **more: Any) -> Access:
     """A link with `up` bytes per second, and as many down where not said otherwise."""
-    return Access(up_bytes_per_s=up, down_bytes_per_s=down if down is not None else up, latency_s=latency_s, **more)
+    return Access(
+        up_bytes_per_s=up, down_bytes_per_s=down if down is not None else up, latency_s=latency_s, **more
+    )
 
 
 __all__ = ["FAST", "PROFILE", "Watcher", "access", "math", "run_toy", "toy_plan"]

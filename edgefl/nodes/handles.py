@@ -26,7 +26,8 @@ class Task(Generic[T]):
     def __init__(
         self, state: NodeState, coroutine: Coroutine[Any, Any, T] | None, parent: Task[Any] | None, index: int
     ) -> None:
-        self.state, self.coroutine, self.parent, self.index = state, coroutine, parent, index
+        self.state: Any = state  # the runtime's own: more than a program sees of it
+        self.coroutine, self.parent, self.index = coroutine, parent, index
         self.finished = self.cancelled = False
         self.result: T | None = None
         self.error: BaseException | None = None
@@ -76,8 +77,11 @@ class Transfer:
         "unacknowledged", "undeliverable", "unsent", "watchers",
     )  # fmt: skip
 
-    def __init__(self, state: NodeState, message: Message, receivers: tuple[int, ...], sent_at: float) -> None:
-        self.state, self.message, self.receivers, self.sent_at = state, message, receivers, sent_at
+    def __init__(
+        self, state: NodeState, message: Message, receivers: tuple[int, ...], sent_at: float
+    ) -> None:
+        self.state: Any = state
+        self.message, self.receivers, self.sent_at = message, receivers, sent_at
         self.unsent = self.unacknowledged = len(receivers)
         self.undeliverable: list[int] = []
         self.cancelled = False

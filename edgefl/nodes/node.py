@@ -81,7 +81,9 @@ class FleetView:
 class Node:
     """One life of a node, as its program sees it. Every `await` in a program is on one of these."""
 
-    def __init__(self, plan: RunPlan, node: int, life: int, state: NodeState, saved: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self, plan: RunPlan, node: int, life: int, state: NodeState, saved: Mapping[str, Any] | None
+    ) -> None:
         spec = plan.nodes[node]
         self.id, self.role, self.life = node, spec.role, life
         self.seed = plan.seed

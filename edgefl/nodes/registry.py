@@ -50,7 +50,9 @@ def _from_file(path: Path) -> Method:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise ConfigError("method.name", str(path), f"it does not import: {type(error).__name__}: {error}") from error
+        raise ConfigError(
+            "method.name", str(path), f"it does not import: {type(error).__name__}: {error}"
+        ) from error
     method = getattr(module, "METHOD", None)
     if not isinstance(method, Method):
         raise ConfigError("method.name", str(path), "a module that defines METHOD = Method(...) is needed")

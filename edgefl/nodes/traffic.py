@@ -18,7 +18,9 @@ class Traffic:
         self.sent_bytes: defaultdict[int, int] = defaultdict(int)
         self.received_bytes: defaultdict[int, int] = defaultdict(int)
 
-    def add(self, sender: int, receiver: int, kind: str, payload: int, encoded: int, messages: int = 1) -> None:
+    def add(
+        self, sender: int, receiver: int, kind: str, payload: int, encoded: int, messages: int = 1
+    ) -> None:
         """Count messages of one kind from one node to another."""
         row = self.table.get((sender, receiver, kind))
         if row is None:

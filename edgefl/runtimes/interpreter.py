@@ -111,7 +111,9 @@ class Interpreter:
         """The task no longer waits for its work."""
         raise NotImplementedError
 
-    def begin_transfer(self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None) -> None:
+    def begin_transfer(
+        self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None
+    ) -> None:
         """Send to one receiver; then call `left(transfer)` and `acknowledged` or `undeliverable`."""
         raise NotImplementedError
 
@@ -220,7 +222,9 @@ class Interpreter:
         kind = type(stamped).__name__
         for receiver in receivers:
             if not 0 <= receiver < len(self.plan.nodes):
-                raise ValueError(f"{kind} to node {receiver}: the fleet has nodes 0 to {len(self.plan.nodes) - 1}")
+                raise ValueError(
+                    f"{kind} to node {receiver}: the fleet has nodes 0 to {len(self.plan.nodes) - 1}"
+                )
         for receiver in receivers:
             if receiver in state.known_dead:
                 self.left(transfer)

@@ -32,7 +32,14 @@ class _Keeper:
 
 def _trace(watcher: Watcher, outcome) -> tuple:
     models = [(n, t, k, v.values.numpy().tobytes()) for n, t, k, v in watcher.models]
-    return (watcher.spans, watcher.events, repr(watcher.metrics), models, outcome.traffic.table, outcome.time_s)
+    return (
+        watcher.spans,
+        watcher.events,
+        repr(watcher.metrics),
+        models,
+        outcome.traffic.table,
+        outcome.time_s,
+    )
 
 
 def _plan(method: str):

@@ -219,7 +219,9 @@ def test_a_programs_error_ends_the_run_with_who_when_and_why():
         await node.sleep(2.0)
         raise RuntimeError("no more")
 
-    with pytest.raises(ProgramFailed, match=r"role 0 0 \(toy\) failed at 2.000 s .*RuntimeError: no more") as caught:
+    with pytest.raises(
+        ProgramFailed, match=r"role 0 0 \(toy\) failed at 2.000 s .*RuntimeError: no more"
+    ) as caught:
         run_toy([program, nothing])
     assert isinstance(caught.value.__cause__, RuntimeError)
 

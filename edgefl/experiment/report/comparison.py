@@ -277,7 +277,7 @@ def _time_bars(groups: Groups) -> Markup:
     if not known:
         return Markup("")
     scale = time_scale(max(known))
-    chart = row_chart("Time to target of each seed", list(times), (0.0, max(known) * 1.04), row=34,
+    chart = row_chart("Time to target of each seed", list(times), (0.0, max(*known, 1e-9) * 1.04), row=34,
                       x_title="time to target", x_scale=scale)  # fmt: skip
     for row, (label, found) in enumerate(times.items()):
         fill = colour(row, len(times))

@@ -238,14 +238,14 @@ class GrpcRuntime(Interpreter):
         """Send this process's records to the lead, or be the lead and wait for the others'."""
         if self.place.index != _LEAD:
             sent = [self._sent(model) for model in self._last.values()]
-            report = {
+            own = {
                 "rows": self._merging.export(),
                 "traffic": [[*key, *row] for key, row in self.traffic.table.items()],
                 "busy_s": {i: state.processor.busy_s for i, state in self.states.items()},
                 "stale": self._stale(),
                 "frame_bytes": self._transport.stats.frame_bytes_sent,
             }
-            self._transport.control(_LEAD, "report", json.dumps(report).encode())
+            self._transport.control(_LEAD, "report", json.dumps(own).encode())
             await asyncio.wait_for(asyncio.gather(*sent), self._limits.flush_s)
             return
         deadline_s = self._loop.time() + self._limits.grace_s
@@ -355,13 +355,13 @@ class GrpcRuntime(Interpreter):
         raise error
 
     def begin_compute(self, task: Task[Any], token: int, op: Compute[Any]) -> None:
-        task.state.processor.submit(task, token, op.work, op.share)  # type: ignore[attr-defined]
+        task.state.processor.submit(task, token, op.work, op.share)
 
     def withdraw_compute(self, task: Task[Any]) -> None:
-        task.state.processor.withdraw(task)  # type: ignore[attr-defined]
+        task.state.processor.withdraw(task)
 
     def _computed(self, item: Item, result: object) -> None:
-        node = item.task.state.id  # type: ignore[attr-defined]
+        node = item.task.state.id
         self.observer.span(node, "compute", item.start_s, self.clock(), type(item.work).__name__)
         if isinstance(result, Exception):
             self.wake_error(item.task, item.token, result)
@@ -371,7 +371,7 @@ class GrpcRuntime(Interpreter):
     def begin_transfer(
         self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None
     ) -> None:
-        sender, began_s = transfer.state.id, self.clock()  # type: ignore[attr-defined]
+        sender, began_s = transfer.state.id, self.clock()
         if receiver in self.states:
             self.left(transfer)
             self.call_soon(self._deliver_here, transfer, receiver)

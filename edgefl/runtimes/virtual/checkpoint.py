@@ -73,7 +73,9 @@ def restore_checkpoint(runtime: VirtualRuntime, data: bytes) -> dict[str, Any]:
         for name in _KEPT:
             setattr(runtime, name, kept[name])
     except (pickle.UnpicklingError, EOFError, KeyError, ValueError, TypeError, AttributeError) as error:
-        raise ConfigError("--resume", "checkpoint", f"this run's own checkpoint is needed ({error})") from error
+        raise ConfigError(
+            "--resume", "checkpoint", f"this run's own checkpoint is needed ({error})"
+        ) from error
     runtime.observer.begin(runtime.traffic)
     for state in runtime.states.values():
         if state.main is not None and not state.main.finished:
@@ -100,7 +102,12 @@ def _tasks(runtime: VirtualRuntime) -> Iterator[Task[Any]]:
 def _references(runtime: VirtualRuntime) -> dict[str, object]:
     """What a checkpoint refers to by name, because the plan holds it."""
     plan = runtime.plan
-    named: dict[str, object] = {"runtime": runtime, "plan": plan, "network": plan.network, "codec": runtime.codec}
+    named: dict[str, object] = {
+        "runtime": runtime,
+        "plan": plan,
+        "network": plan.network,
+        "codec": runtime.codec,
+    }
     named |= {"executor": runtime.executor, "learner": plan.learner, "config": plan.config}
     for i, spec in enumerate(plan.nodes):
         named |= {f"node {i}": spec, f"data {i}": spec.data, f"workload {i}": spec.workload}
@@ -132,7 +139,7 @@ class _Pickler(pickle.Pickler):
         if isinstance(thing, MethodType):
             return _bound, (thing.__self__, thing.__name__)
         if isinstance(thing, torch.Tensor):
-            return _tensor, (bytes(_raw(thing)), str(thing.dtype).removeprefix("torch."), tuple(thing.shape))
+            return _tensor, (_raw(thing), str(thing.dtype).removeprefix("torch."), tuple(thing.shape))
         return NotImplemented
 
 
@@ -173,9 +180,9 @@ def _bound(owner: object, name: str) -> Callable[..., Any]:
     return getattr(owner, name)  # type: ignore[no-any-return]
 
 
-def _raw(tensor: torch.Tensor) -> memoryview:
+def _raw(tensor: torch.Tensor) -> bytes:
     flat = tensor.detach().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy()) if flat.numel() else memoryview(b"")
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""
 
 
 def _tensor(raw: bytes, dtype: str, shape: tuple[int, ...]) -> torch.Tensor:

@@ -35,7 +35,7 @@ class Jitter:
         if not self._factors:
             rng = generator(self._seed, "compute jitter", self._node, self._block)
             self._block += 1
-            factors = np.exp(rng.normal(-self._sigma**2 / 2, self._sigma, _BLOCK))
+            factors = np.exp(rng.normal(-(self._sigma**2) / 2, self._sigma, _BLOCK))
             self._factors = factors[::-1].tolist()
         return self._factors.pop()
 
@@ -45,7 +45,9 @@ class Item:
 
     __slots__ = ("cancelled", "carried_out", "key", "processor", "result", "seconds", "share", "start_s", "task", "token", "work")  # fmt: skip
 
-    def __init__(self, work: Work, task: Task[Any], token: int, processor: Processor, share: float | None) -> None:
+    def __init__(
+        self, work: Work, task: Task[Any], token: int, processor: Processor, share: float | None
+    ) -> None:
         self.work, self.task, self.token, self.processor, self.share = work, task, token, processor, share
         self.seconds, self.start_s = 0.0, -1.0
         self.key: Hashable = None

@@ -149,10 +149,10 @@ class VirtualRuntime(Interpreter):
     # --- processors ----------------------------------------------------------------------------------
 
     def begin_compute(self, task: Task[Any], token: int, op: Compute[Any]) -> None:
-        task.state.processor.submit(task, token, op.work, op.share, self._time_s)  # type: ignore[attr-defined]
+        task.state.processor.submit(task, token, op.work, op.share, self._time_s)
 
     def withdraw_compute(self, task: Task[Any]) -> None:
-        task.state.processor.withdraw(task, self._time_s)  # type: ignore[attr-defined]
+        task.state.processor.withdraw(task, self._time_s)
 
     def _computed(self, item: Item) -> None:
         node = item.processor.node
@@ -165,8 +165,10 @@ class VirtualRuntime(Interpreter):
 
     # --- the network -----------------------------------------------------------------------------------
 
-    def begin_transfer(self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None) -> None:
-        sender = transfer.state.id  # type: ignore[attr-defined]
+    def begin_transfer(
+        self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None
+    ) -> None:
+        sender = transfer.state.id
         kind = type(transfer.message)
         loss = self._loss(sender, receiver)
         size = encoded_bytes if kind.lossy else encoded_bytes / (1 - loss)
