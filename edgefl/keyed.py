@@ -6,7 +6,6 @@ import zlib
 
 import numpy as np
 
-
 _WORD = 0xFFFFFFFFFFFFFFFF
 
 

@@ -10,7 +10,7 @@ from edgefl.messages.base import Message
 from edgefl.nodes.operations import Delivered, Join, Left, Op
 
 if TYPE_CHECKING:
-    from edgefl.nodes.port import NodeState, Port
+    from edgefl.nodes.port import NodeState
 
 T = TypeVar("T")
 

@@ -63,7 +63,7 @@ class Method:
     evaluates: Evaluates
     config: type[MethodConfig] = MethodConfig
     assign_roles: Callable[[Topology], tuple[str, ...]] | None = None
-    """Roles by id on a topology; default: "server", where there is one, is node 0, the rest have the last role."""
+    """Roles by id on a topology; default: "server", if there is one, is node 0, the rest have the last."""
     pools_data: bool = False
     """The fleet is one node that holds all data: a reference without distribution."""
     prepare: Callable[[Any], None] | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Callable, Coroutine
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from edgefl.errors import Cancelled, EdgeflError, ProgramFailed, Unreachable
@@ -148,10 +149,8 @@ class Interpreter:
         self._leave_wait(task)
         task.finished = task.cancelled = True
         if task.coroutine is not None:
-            try:
+            with suppress(RuntimeError, EdgeflError):  # it awaits or raises: it is dead, nobody hears of it
                 task.coroutine.close()
-            except (RuntimeError, EdgeflError):
-                pass  # it awaited or raised while closing; the node is dead, nobody hears of it
             task.coroutine = None
 
     def end_all(self) -> None:

@@ -1,4 +1,4 @@
-"""Running nodes of a plan in this process: all of them, each behind a port of its own, or those of one place."""
+"""Running nodes of a plan in this process: all, each behind a port of its own, or those of one place."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class FleetFile:
-    """A fleet file: `run_id`, `experiment` (a path beside the file), and [[process]] tables with address and nodes."""
+    """A fleet file: `run_id`, `experiment` (a path beside it), [[process]] tables with address and nodes."""
 
     run_id: str
     experiment: Path

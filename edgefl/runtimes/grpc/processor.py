@@ -1,4 +1,4 @@
-"""A node's processor on the wall clock: work in a worker thread, slowed to its device where that is asked for."""
+"""A node's processor on the wall clock: work in a worker thread, slowed to its device if that is asked."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The gRPC runtime: node programs of one process on the wall clock, with real messages to the other processes."""
+"""The gRPC runtime: node programs of one process on the wall clock, real messages to the others."""
 
 from __future__ import annotations
 

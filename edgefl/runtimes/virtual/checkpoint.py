@@ -1,8 +1,9 @@
 """Checkpoints of the virtual runtime: its state as data, and programs brought back from their logs.
 
-A checkpoint holds the kernel (clock, heap, flows, processors, inboxes), each node's saved state and the log of its
-programs since. What the plan holds (data, model, devices) is referred to, not stored. Restoring builds
-only the classes named here, so a foreign file can run no code; it is read from the run's own folder all the same.
+A checkpoint holds the kernel (clock, heap, flows, processors, inboxes), each node's saved state and the
+log of its programs since. What the plan holds (data, model, devices) is referred to, not stored. Restoring
+builds only the classes named here, so a foreign file can run no code; it is read from the run's own folder
+all the same.
 """
 
 from __future__ import annotations

@@ -43,7 +43,10 @@ class Jitter:
 class Item:
     """One work item under way: who waits for it, how long it takes, and, once carried out, its result."""
 
-    __slots__ = ("cancelled", "carried_out", "key", "processor", "result", "seconds", "share", "start_s", "task", "token", "work")  # fmt: skip
+    __slots__ = (
+        "cancelled", "carried_out", "key", "processor", "result", "seconds", "share", "start_s",
+        "task", "token", "work",
+    )  # fmt: skip
 
     def __init__(
         self, work: Work, task: Task[Any], token: int, processor: Processor, share: float | None

@@ -76,7 +76,7 @@ class VirtualRuntime(Interpreter):
         self._soon.append((call, args))
 
     def run(self) -> Outcome:
-        """Run to the end. Raises Stuck when nobody can ever move again, ProgramFailed for a program's error."""
+        """Run to the end. Raises Stuck when nobody can move any more, ProgramFailed for a program's error."""
         try:
             if self._sequence == 0 and not self._soon:  # not restored from a checkpoint
                 for i in self.states:

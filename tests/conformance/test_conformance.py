@@ -1,0 +1,89 @@
+"""One file, three ways to run it: virtual time, gRPC in one process, gRPC with a process per node."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from edgefl.experiment.config import load_experiment
+from edgefl.experiment.runner import run_experiment
+
+FILE = """
+name = "conformance"
+seed = 3
+[method]
+name = "{method}"
+[fleet]
+devices = {{ raspberry-pi-4b = 2, laptop = 2 }}
+[data]
+name = "digits"
+partition = {{ name = "dirichlet", alpha = 0.5, min_examples = 20 }}
+[model]
+name = "mlp"
+hidden = [32]
+[train]
+local_steps = 2
+momentum = 0.5
+[stop]
+rounds = 3
+"""
+SYNCHRONOUS = ["fedavg", "fedprox", "d-psgd", "ring-allreduce", "split-learning", "centralized", "local-only"]
+ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare"]
+
+
+def _run(tmp_path: Path, method: str, runtime: str, *, processes: bool = False, **overrides: str):
+    file = tmp_path / f"{method}.toml"
+    file.write_text(FILE.format(method=method))
+    settings = ["method.divshare.recipients=2"] if method == "divshare" else []
+    experiment = load_experiment(file, [*settings, *(f"{k}={v}" for k, v in overrides.items())])
+    out = tmp_path / f"{method}-{runtime}-{processes}"
+    return run_experiment(experiment, runtime=runtime, processes=processes, out=out)
+
+
+def _traffic(folder: Path) -> dict[tuple[str, ...], tuple[str, ...]]:
+    """Messages and payload bytes by (sender, receiver, kind)."""
+    with (folder / "traffic.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    return {
+        (r["sender"], r["receiver"], r["kind"]): (r["messages"], r["payload_bytes"], r["encoded_bytes"])
+        for r in rows
+    }
+
+
+def _model(folder: Path) -> torch.Tensor:
+    tensors = load_file(folder / "model.safetensors")
+    return torch.cat([tensors[name].flatten().double() for name in sorted(tensors)])
+
+
+def _assert_same(a: Path, b: Path) -> None:
+    difference = (_model(a) - _model(b)).norm() / _model(a).norm()
+    assert difference <= 1e-5
+    assert _traffic(a) == _traffic(b)
+
+
+@pytest.mark.parametrize("method", SYNCHRONOUS)
+def test_a_synchronous_method_is_the_same_in_virtual_time_and_over_grpc(tmp_path, method):
+    virtual = _run(tmp_path, method, "virtual")
+    local = _run(tmp_path, method, "local")
+    _assert_same(virtual.folder, local.folder)
+    assert local.summary["status"] == virtual.summary["status"] == "finished"
+    assert local.summary["final_accuracy"] == pytest.approx(virtual.summary["final_accuracy"], abs=0.01)
+
+
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("d-psgd", marks=pytest.mark.slow)])
+def test_a_process_per_node_changes_nothing(tmp_path, method):
+    virtual = _run(tmp_path, method, "virtual")
+    local = _run(tmp_path, method, "local", processes=True)
+    _assert_same(virtual.folder, local.folder)
+
+
+@pytest.mark.parametrize("method", ASYNCHRONOUS)
+def test_an_asynchronous_method_ends_with_a_finite_model_and_all_its_steps(tmp_path, method):
+    local = _run(tmp_path, method, "local")
+    assert local.summary["status"] == "finished"
+    assert torch.isfinite(_model(local.folder)).all()
+    assert local.summary["messages"] > 0
