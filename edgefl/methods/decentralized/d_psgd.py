@@ -65,8 +65,9 @@ async def _mixed(node: Node, k: int, x: Vector) -> Vector:
         models[m.sender] = m.parameters
     if len(models) == 1:
         return x
-    row = {j: share for j, share in node.fleet.W.items() if j in models}
-    row[node.id] += 1 - sum(row.values())  # shares of the missing
+    row = node.fleet.W
+    for j in row.keys() - models.keys():
+        row[node.id] += row.pop(j)
     return mix(models, row)
 
 

@@ -83,12 +83,13 @@ async def peer(node: Node) -> Vector:
 def _fresh_queue(
     node: Node, config: DivShareConfig, others: list[int], S: list[Tensor], x: Vector, it: int
 ) -> list[tuple[int, Fragment]]:
-    """All K J pairs of a recipient and a fragment of x, shuffled."""
+    """All K J pairs of a recipient and a fragment of x, shuffled; none for a node that is alone."""
     rng = node.rng("recipients", it)
+    J = min(config.recipients, len(others))
     queue = [
         (int(p), fragment)
         for fragment in (Fragment(j, it, x[S_j]) for j, S_j in enumerate(S))
-        for p in rng.choice(others, config.recipients, replace=False)
+        for p in rng.choice(others, J, replace=False)
     ]
     return [queue[k] for k in rng.permutation(len(queue))]
 
