@@ -11,6 +11,7 @@ from edgefl.data import Batch, LocalData
 from edgefl.learning import tasks
 from edgefl.learning.model import Model
 from edgefl.learning.optimizer import Optimizer
+from edgefl.learning.tapes import Tapes
 from edgefl.learning.workload import TrainConfig
 from edgefl.parameters import Vector
 
@@ -110,6 +111,7 @@ class Learner:
         self.optimizer = Optimizer(train, total_rounds)
         self.device = torch.device(device)
         self._scratch: dict[Model, Scratch] = {}
+        self.tapes = Tapes(lambda stage: Scratch(stage, self.device))
 
     def scratch(self, model: Model) -> Scratch:
         """The scratch of the model or of one of its stages, made when first needed."""
@@ -132,21 +134,28 @@ class Learner:
         rate: float,
         proximal_mu: float,
         state: tuple[Tensor, ...] | None,
+        anchor: Tensor | None = None,
+        correction: Tensor | None = None,
     ) -> tuple[Vector, float, tuple[Tensor, ...] | None]:
         """Train on these steps of the data's stream: the parameters, the mean loss, the new state.
 
-        Raises ValueError when there are no steps.
+        anchor (P,): what the proximal term pulls to, the start where None. correction (P,): added to each
+        gradient. Raises ValueError when there are no steps.
         """
         check_steps(steps, data)
         scratch, optimizer = self.scratch(self.model), self.optimizer
         scratch.load(start)
-        anchor = scratch.values.clone() if proximal_mu else None
+        if proximal_mu:
+            anchor = scratch.values.clone() if anchor is None else anchor.to(self.device)
+        shift = None if correction is None else correction.to(self.device)
         new = self._own(state)
         losses = []
         for step in steps:
             losses.append(scratch.loss_and_gradient(data.batch(step, batch_size)))
-            if anchor is not None:
+            if proximal_mu and anchor is not None:
                 scratch.gradient.add_(scratch.values - anchor, alpha=proximal_mu)
+            if shift is not None:
+                scratch.gradient.add_(shift)
             optimizer.clip_(scratch.gradient)
             optimizer.step_(scratch.values, scratch.gradient, new, rate)
         loss = float(torch.stack(losses).mean())

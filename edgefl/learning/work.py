@@ -12,7 +12,7 @@ its size; an optimiser step reads and writes the parameters and its state and re
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -29,6 +29,7 @@ from edgefl.parameters import Vector
 if TYPE_CHECKING:
     from edgefl.learning.learner import Learner
     from edgefl.learning.model import Model
+    from edgefl.learning.tapes import Tape
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,8 +65,10 @@ class LocalSGD(Work):
 
     The mini-batches are steps round x n, ..., (round + 1) x n - 1 of the data's endless stream, n the
     workload's number of steps, so that consecutive rounds go on where the last one stopped.
-    proximal_mu: adds mu (y - parameters) to each gradient (FedProx), before it is clipped. state: the
-    optimiser's, carried over from an earlier round; fresh where None. Returns Trained.
+    proximal_mu: adds mu (y - anchor) to each gradient (FedProx), before it is clipped; anchor: where the
+    round began, `parameters` where None. correction: added to each gradient (SCAFFOLD), before it is clipped.
+    state: the optimiser's, carried over from an earlier item; fresh where None. part: only these of the
+    round's steps, counted from 0. Returns Trained.
     Raises ValueError for a node without data.
     """
 
@@ -75,12 +78,16 @@ class LocalSGD(Work):
     workload: Workload
     proximal_mu: float = 0.0
     state: tuple[Tensor, ...] | None = None
+    anchor: Vector | None = None
+    correction: Vector | None = None
+    part: range | None = None
 
     @property
     def steps(self) -> range:
-        """The steps of the data's stream that this round covers."""
+        """The steps of the data's stream that this item covers."""
         n = self.workload.num_steps(len(self.data))
-        return range(self.round * n, (self.round + 1) * n)
+        steps = range(self.round * n, (self.round + 1) * n)
+        return steps if self.part is None else steps[self.part.start : self.part.stop]
 
     def cost(self, learner: Learner) -> Cost:
         counts, steps = learner.model.counts, self.steps
@@ -104,11 +111,14 @@ class LocalSGD(Work):
             learner.optimizer.rate(self.round),
             self.proximal_mu,
             self.state,
+            None if self.anchor is None else self.anchor.values,
+            None if self.correction is None else self.correction.values,
         )
         return Trained(parameters, loss, len(self.steps), state)
 
     def batch_key(self, learner: Learner) -> Hashable | None:
-        return _stream_key("local SGD", self.data, self.workload, bool(self.proximal_mu))
+        more = bool(self.proximal_mu), self.correction is not None
+        return _stream_key("local SGD", self.data, self.workload, *more)
 
 
 @dataclass(frozen=True, eq=False)
@@ -187,19 +197,26 @@ class Evaluate(Work):
 class StageForward(Work):
     """The forward pass of a stage: `x` (B, ...) to the smashed data at its end, a plain tensor.
 
-    Keeps no tape: StageBackward recomputes what it needs from the same inputs. Batch statistics are
-    those of the batch; running ones are left to StageBackward, so that they move once per step.
+    keep: hold what a StageBackward with `kept` at these very inputs needs; otherwise it is recomputed there.
+    Batch statistics are those of the batch; running ones are left to StageBackward, so that they move
+    once per step.
     """
 
     stage: Model
     parameters: Vector
     x: Tensor
+    keep: bool = False
 
     def cost(self, learner: Learner) -> Cost:
-        return _forward_cost(self.stage, len(self.x))
+        return stage_forward_cost(self.stage, len(self.x))
+
+    def run(self, learner: Learner) -> Tensor:
+        if self.keep:
+            return learner.tapes.forward(self.stage, self.parameters, self.x)
+        return self._run(learner)
 
     @torch.no_grad()
-    def run(self, learner: Learner) -> Tensor:
+    def _run(self, learner: Learner) -> Tensor:
         scratch = learner.scratch(self.stage)
         scratch.load(self.parameters)
         output = scratch.forward(scratch.inputs(self.x), training=True)
@@ -223,8 +240,10 @@ class StageBackward(Work):
     """The backward pass of a stage at `x`, from the gradient at its output or, at the end, from labels.
 
     Exactly one of output_gradient (as the output) and labels is given; with labels, the loss is the
-    task's, mean over the batch. Returns StageGradient; tokens have no gradient. Nothing is clipped: the
-    norm of the whole model's gradient is not known here.
+    task's, mean over the batch. kept: a StageForward with `keep` at these inputs went before, and its
+    forward pass is not charged again; it is found by the very objects, and made again where it is not
+    held any more, with the same result. Returns StageGradient; tokens have no gradient. Nothing is
+    clipped: the norm of the whole model's gradient is not known here.
     """
 
     stage: Model
@@ -233,31 +252,37 @@ class StageBackward(Work):
     output_gradient: Tensor | None = None
     labels: Tensor | None = None
     input_gradient: bool = True
+    kept: bool = False
 
     def __post_init__(self) -> None:
         if (self.output_gradient is None) == (self.labels is None):
             raise ValueError("StageBackward takes either output_gradient or labels")
 
     def cost(self, learner: Learner) -> Cost:
-        return _gradient_cost(self.stage, len(self.x), len(self.x), self._wants_input())
+        return stage_backward_cost(self.stage, len(self.x), self._wants_input(), self.kept)
 
     def _wants_input(self) -> bool:
         return self.input_gradient and self.x.is_floating_point()
 
     def run(self, learner: Learner) -> StageGradient:
-        scratch = learner.scratch(self.stage)
-        scratch.load(self.parameters)
+        tape = learner.tapes.take(self.stage, self.parameters, self.x, self._wants_input())
+        try:
+            return self._backward(tape)
+        finally:
+            learner.tapes.done(tape)
+
+    def _backward(self, tape: Tape) -> StageGradient:
+        scratch, loss = tape.bench.scratch, None
         scratch.gradient.zero_()
-        x = scratch.inputs(self.x.detach()).requires_grad_(self._wants_input())
-        output, loss = scratch.forward(x, training=True), None
         if self.labels is not None:
-            loss = tasks.mean_loss(self.stage.task, output, self.labels.to(scratch.device))
+            loss = tasks.mean_loss(self.stage.task, tape.output, self.labels.to(scratch.device))
             loss.backward()  # type: ignore[no-untyped-call]
         elif self.output_gradient is not None:
-            output.backward(self.output_gradient.to(scratch.device))  # type: ignore[no-untyped-call]
+            tape.output.backward(self.output_gradient.to(scratch.device))  # type: ignore[no-untyped-call]
+        x = tape.inputs.grad
         return StageGradient(
             scratch.gradient_vector(self.parameters),
-            None if x.grad is None else x.grad.to("cpu").contiguous(),
+            x.to("cpu").contiguous() if x is not None and self._wants_input() else None,
             None if loss is None else float(loss.detach()),
         )
 
@@ -313,6 +338,26 @@ def _num_examples(size: int, batch_size: int, steps: range) -> int:
         return epochs * size + place * batch_size
 
     return before(steps.stop) - before(steps.start)
+
+
+def stage_forward_cost(stage: Model, num_examples: int) -> Cost:
+    """What StageForward costs; whether its values are kept changes nothing."""
+    return _forward_cost(stage, num_examples)
+
+
+def stage_backward_cost(stage: Model, num_examples: int, input_gradient: bool, kept: bool) -> Cost:
+    """What StageBackward costs; kept: without the forward pass, which was charged when it was made."""
+    cost = _gradient_cost(stage, num_examples, num_examples, input_gradient)
+    if not kept:
+        return cost
+    forward = _forward_cost(stage, num_examples)
+    return replace(
+        cost,
+        flops=cost.flops - forward.flops,
+        traffic_bytes=cost.traffic_bytes - forward.traffic_bytes,
+        model=None,
+        batch_size=None,
+    )
 
 
 def _forward_cost(model: Model, num_examples: int, at_once: int | None = None) -> Cost:
