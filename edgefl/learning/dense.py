@@ -186,7 +186,9 @@ class DenseGroups:
         streams = self._streams([(w.data, w.steps) for w in works], batch_size)
         values, state = self._values(works), self._states(works)
         gradient, loss = torch.empty_like(values), values.new_zeros(len(works))
-        anchor = values.clone() if works[0].proximal_mu else None
+        anchor = self._rows([w.anchor or w.parameters for w in works]) if works[0].proximal_mu else None
+        corrections = [w.correction for w in works if w.correction is not None]
+        shift = self._rows(corrections) if corrections else None
         mu_G1 = values.new_tensor([[w.proximal_mu] for w in works])
         rates = [optimizer.rate(w.round) for w in works]
         rate_G1 = None if min(rates) == max(rates) else values.new_tensor(rates).unsqueeze(1)
@@ -196,6 +198,8 @@ class DenseGroups:
             loss[:a] += self._stacks.loss_and_gradient(here, slope, *streams.at(step))
             if anchor is not None:
                 slope.addcmul_(here - anchor[:a], mu_G1[:a])
+            if shift is not None:
+                slope.add_(shift[:a])
             optimizer.clip_(slope)
             rate = rates[0] if rate_G1 is None else rate_G1[:a]
             optimizer.step_(here, slope, tuple(t[:a] for t in state), rate)
@@ -246,11 +250,15 @@ class DenseGroups:
 
     def _values(self, works: Sequence[LocalSGD | Gradient | Evaluate]) -> Tensor:
         """(G, P) the items' parameters, on the device. Raises ValueError for another layout."""
+        return self._rows([w.parameters for w in works])
+
+    def _rows(self, vectors: Sequence[Vector]) -> Tensor:
+        """(G, P) vectors of the model's layout, on the device."""
         layout = self.model.layout
-        for work in works:
-            if work.parameters.layout is not layout and work.parameters.layout != layout:
+        for vector in vectors:
+            if vector.layout is not layout and vector.layout != layout:
                 raise ValueError(f"parameters of {self.model.name} are needed, found another layout")
-        return torch.stack([w.parameters.values for w in works]).to(self.learner.device)
+        return torch.stack([v.values for v in vectors]).to(self.learner.device)
 
     def _states(self, works: Sequence[LocalSGD]) -> tuple[Tensor, ...]:
         """The items' optimiser states, stacked: (G, P) and (G, 1)."""

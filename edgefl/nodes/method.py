@@ -63,7 +63,10 @@ class Method:
     evaluates: Evaluates
     config: type[MethodConfig] = MethodConfig
     assign_roles: Callable[[Topology], tuple[str, ...]] | None = None
-    """Roles by id on a topology; default: "server", if there is one, is node 0, the rest have the last."""
+    """Roles by id on a topology; default: the helpers first, the rest have the last role."""
+    helpers: Callable[[Any], tuple[str, ...]] | None = None
+    """Roles, by id from 0, of the nodes beside the fleet's devices, given the config; they hold no data.
+    Default: one "server" where there is that role."""
     pools_data: bool = False
     """The fleet is one node that holds all data: a reference without distribution."""
     prepare: Callable[[Any], None] | None = None
@@ -85,10 +88,16 @@ class Method:
         """Whether node 0 is a server beside the devices of the fleet."""
         return "server" in self.roles
 
-    def roles_of(self, topology: Topology) -> tuple[str, ...]:
+    def helper_roles(self, config: Any) -> tuple[str, ...]:
+        """The roles of the nodes beside the fleet's devices; these have the lowest ids."""
+        if self.helpers is not None:
+            return self.helpers(config)
+        return ("server",) if self.has_server else ()
+
+    def roles_of(self, topology: Topology, config: Any = None) -> tuple[str, ...]:
         """The role of each node, by id."""
         if self.assign_roles is not None:
             return self.assign_roles(topology)
         *_, last = self.roles
-        first = "server" if self.has_server else last
-        return (first,) + (last,) * (topology.n - 1)
+        helpers = self.helper_roles(config)
+        return helpers + (last,) * (topology.n - len(helpers))

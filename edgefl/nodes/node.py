@@ -91,6 +91,8 @@ class Node:
         """The method's own settings."""
         self.workload: Workload = spec.workload
         self.data: LocalData | None = spec.data
+        self.compress = plan.compress
+        """The [compress] table."""
         self.fleet = FleetView(plan, node, state)
         self.saved = saved
         """What save() wrote in an earlier life or before an interruption; None at a first start."""
@@ -198,3 +200,7 @@ class Node:
     def record(self, **metrics: float) -> None:
         """Write metrics of this node at this moment to the run's records."""
         self._port.record(self._state, metrics)
+
+    def note(self, kind: str, detail: str) -> None:
+        """Write a line of its own to the run's events: that an update was refused, and why."""
+        self._port.note(self._state, kind, detail)

@@ -11,23 +11,27 @@ from edgefl.devices import DeviceProfile
 from edgefl.network import NetworkPlan
 from edgefl.nodes.method import Method
 from edgefl.nodes.traffic import Traffic
+from edgefl.parameters.compress import CompressConfig
 
 if TYPE_CHECKING:
     from edgefl.data import LocalData
     from edgefl.learning.learner import Learner
+    from edgefl.learning.poison import Poison
     from edgefl.learning.workload import Workload
     from edgefl.parameters import Vector
 
 
 @dataclass(frozen=True)
 class NodeSpec:
-    """One node of the plan. slowdown: its work takes so many times longer (a straggler)."""
+    """One node of the plan. slowdown: its work takes so many times longer (a straggler); poison: it is
+    hostile, and this is what it makes of its results."""
 
     role: str
     profile: DeviceProfile
     workload: Workload
     data: LocalData | None = None
     slowdown: float = 1.0
+    poison: Poison | None = None
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,8 @@ class RunPlan:
     mixing: Any = None
     """The MixingMatrix, or None where the method mixes by none."""
     faults: FaultPlan = field(default_factory=FaultPlan)
+    compress: CompressConfig = field(default_factory=CompressConfig)
+    """How updates are made smaller on their way, by methods that send updates."""
 
     @cached_property
     def _ids(self) -> Mapping[str | None, tuple[int, ...]]:

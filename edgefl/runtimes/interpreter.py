@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from edgefl.errors import Cancelled, EdgeflError, ProgramFailed, Unreachable
+from edgefl.learning.poison import Poisoned
 from edgefl.messages.base import Back, Gone, Message, payload_bytes
 from edgefl.messages.codec import LEAST_MAX_VALUES, Codec
 from edgefl.nodes.handles import Task, Transfer
@@ -69,8 +70,8 @@ class Interpreter:
         observer.begin(self.traffic)
         self.current: Task[Any] | None = None
         self.results: dict[int, Any] = {}
-        self.ended: set[int] = set()
-        """Nodes whose main program has returned, or whose life is over for good."""
+        self.awaited = {i for role in plan.method.ends_with for i in plan.ids(role)}
+        """Nodes whose return ends the run and that have not returned, nor died for good."""
         self.failure: BaseException | None = None
         self.stop_reason: str | None = None
         self.dropped: Counter[str] = Counter()
@@ -256,6 +257,10 @@ class Interpreter:
         if self.replay is None:
             self.observer.recorded(state.id, self.clock(), metrics)
 
+    def note(self, state: NodeState, kind: str, detail: str) -> None:
+        if self.replay is None:
+            self.observer.event(self.clock(), kind, state.id, detail)
+
     # --- driving tasks ---------------------------------------------------------------------------
 
     def wake(self, task: Task[Any], token: int, value: Any) -> None:
@@ -364,7 +369,7 @@ class Interpreter:
 
     def _main_ended(self, task: Task[Any]) -> None:
         node = task.state.id
-        self.ended.add(node)
+        self.awaited.discard(node)
         if task.error is None:
             self.results[node] = task.result
             self.node_ended(node)
@@ -384,7 +389,7 @@ class Interpreter:
 
     def all_ended(self) -> bool:
         """Whether every node whose return ends the run has returned."""
-        return all(i in self.ended for role in self.plan.method.ends_with for i in self.plan.ids(role))
+        return not self.awaited
 
     def _is_running(self, task: Task[Any]) -> bool:
         running = self.current
@@ -435,7 +440,9 @@ class Interpreter:
         return state.inbox.get(op)
 
     def _begin_compute(self, task: Task[Any], op: Compute[Any]) -> Any:
-        self.begin_compute(task, task.token, op)
+        poison = self.plan.nodes[task.state.id].poison
+        done = op if poison is None else Compute[Any](Poisoned(op.work, poison, task.state.id), op.share)
+        self.begin_compute(task, task.token, done)
         return _WAIT
 
     def _begin_sleep(self, task: Task[Any], op: Sleep) -> Any:
