@@ -71,9 +71,10 @@ class Incoming:
 class Assembly:
     """Receives from one process.
 
-    here, there: ids of the nodes that this process and the other one host.
-    reply: sends a receipt. on_message, on_note: called once per complete message or note, in order per
-    (sender, receivers, kind); a note's are (kind, body).
+    here, there: ids of the nodes that this process and the other one host. keeps: whether the other one
+    is to keep its messages until `cover` frees them.
+    reply: sends a receipt. on_message(receiver, message, sequence), on_note(kind, body): called once per
+    complete message or note, in order per (sender, receivers, kind).
     """
 
     def __init__(
@@ -85,13 +86,17 @@ class Assembly:
         peer: str,
         here: Collection[int],
         there: Collection[int],
+        keeps: bool,
         reply: Callable[[Frame], None],
-        on_message: Callable[[int, Message], None],
+        on_message: Callable[[int, Message, int], None],
         on_note: Callable[[str, bytes], None],
     ) -> None:
         self._codec, self._limits, self._memory, self._peer = codec, limits, memory, peer
         self._here, self._there = frozenset(here), frozenset(there)
         self._reply, self._on_message, self._on_note = reply, on_message, on_note
+        self.keeps = keeps
+        self._kept: dict[int, int] = {}
+        """Payload bytes of what has been handed over and is not covered, by sequence."""
         self._open: dict[int, Incoming] = {}
         self._order: dict[Hashable, deque[Incoming]] = {}
         self._delivered: dict[Hashable, int] = {}
@@ -100,6 +105,18 @@ class Assembly:
         """The other process started anew: nothing that it sent before counts."""
         self.keep_only(())
         self._delivered.clear()
+        self._kept.clear()
+
+    @property
+    def kept_bytes(self) -> int:
+        """Payload that the other process keeps for this one."""
+        return sum(self._kept.values())
+
+    def cover(self, sequence: int) -> None:
+        """The other process need not keep a message any longer."""
+        size = self._kept.pop(sequence, None)
+        if size is not None:
+            self._reply(Receipt(sequence, size, delivered=True))
 
     def keep_only(self, sequences: Collection[int]) -> None:
         """Drop all that the other process does not go on with."""
@@ -130,7 +147,7 @@ class Assembly:
             self._refuse(frame.sequence, error)
             return
         if frame.sequence <= self._delivered.get(incoming.stream, -1):
-            self._reply(Receipt(frame.sequence, incoming.size, delivered=True))
+            self._reply(self._done(incoming))
             return
         self._open[frame.sequence] = incoming
         self._order.setdefault(incoming.stream, deque()).append(incoming)
@@ -225,10 +242,16 @@ class Assembly:
                 continue
             self._delivered[stream] = incoming.sequence
             self._close(incoming)
+            if self.keeps and isinstance(incoming.plan, Plan):
+                self._kept[incoming.sequence] = incoming.size
             self._hand_over(incoming)
-            self._reply(Receipt(incoming.sequence, incoming.size, delivered=True))
+            self._reply(self._done(incoming))
         if not line:
             self._order.pop(stream, None)
+
+    def _done(self, incoming: Incoming) -> Receipt:
+        kept = incoming.sequence in self._kept
+        return Receipt(incoming.sequence, incoming.size, delivered=True, kept=kept)
 
     def _hand_over(self, incoming: Incoming) -> None:
         if isinstance(incoming.plan, Note):
@@ -237,7 +260,7 @@ class Assembly:
             return
         assert incoming.message is not None
         for receiver in incoming.receivers:
-            self._on_message(receiver, incoming.message)
+            self._on_message(receiver, incoming.message, incoming.sequence)
 
     def _drop(self, incoming: Incoming, error: ProtocolError) -> None:
         self._close(incoming)

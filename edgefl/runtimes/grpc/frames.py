@@ -69,7 +69,10 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What the receiver has of a message; status: a gRPC status code that is not 0 refuses it."""
+    """What the receiver has of a message; status: a gRPC status code that is not 0 refuses it.
+
+    kept: delivered, but the receiver may have to come back to before it; a later receipt without it frees it.
+    """
 
     sequence: int
     received: int
@@ -77,6 +80,7 @@ class Receipt:
     rewind: bool = False
     status: int = 0
     reason: str = ""
+    kept: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +131,7 @@ def _receipt(frame: Receipt) -> list[bytes | memoryview]:
         _truth(4, frame.rewind),
         _fixed32(5, frame.status),
         *_bytes(6, frame.reason.encode()),
+        _truth(7, frame.kept),
     ]
 
 
@@ -292,7 +297,13 @@ def _read_hello(g: _Group) -> Hello:
 _READERS: dict[int, Callable[[_Group], Frame]] = {
     1: lambda g: Data(g.number(1), g.number(2), g.view(3)),
     2: lambda g: Receipt(
-        g.number(1), g.number(2), bool(g.number(3)), bool(g.number(4)), g.number(5), g.text(6)
+        g.number(1),
+        g.number(2),
+        bool(g.number(3)),
+        bool(g.number(4)),
+        g.number(5),
+        g.text(6),
+        bool(g.number(7)),
     ),
     3: _read_start,
     4: lambda g: Cancel(g.number(1)),

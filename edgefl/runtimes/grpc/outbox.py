@@ -36,6 +36,9 @@ class Job:
 class Outbox:
     """Messages to one process. They outlive connections: `begin` starts them over on a new one.
 
+    What the receiver has and cannot yet answer for (it may be restarted from before) is kept, and offered
+    again on each new connection.
+
     Messages of one stream leave one after the other; those of different streams take turns frame by frame,
     small ones first. `on_sent` is told when the last byte of a message has left.
     """
@@ -45,6 +48,7 @@ class Outbox:
     ) -> None:
         self._limits, self._uplink, self._on_sent = limits, uplink_bytes_per_s, on_sent
         self.messages: dict[int, Outgoing] = {}
+        self.kept: dict[int, Outgoing] = {}
         self.wake = asyncio.Event()
         """Set when there may be a frame to send."""
         self.quiet = asyncio.Event()
@@ -76,6 +80,7 @@ class Outbox:
         self._clear()
         self._urgent.extend(cancels)
         self._link = LinkEstimate()
+        self._offer_again()
         for message in list(self.messages.values()):
             if message.lossy and message.started:
                 self._finish(message, None)
@@ -86,10 +91,12 @@ class Outbox:
 
     def begun(self) -> tuple[int, ...]:
         """Sequences of the messages that the receiver may have heard of."""
-        return tuple(m.sequence for m in self.messages.values() if m.started or m.resumed)
+        begun = (m.sequence for m in self.messages.values() if m.started or m.resumed)
+        return (*self.kept, *begun)
 
     def fail(self, error: Exception) -> None:
         """Give all messages up."""
+        self.kept.clear()
         for message in list(self.messages.values()):
             self._finish(message, error)
         self._clear()
@@ -108,6 +115,8 @@ class Outbox:
         """Take in what the receiver says of a message; of one that is no longer here, nothing."""
         message = self.messages.get(frame.sequence)
         if message is None:
+            if frame.delivered and not frame.kept:
+                self.kept.pop(frame.sequence, None)
             return
         if frame.received > message.size:
             raise ProtocolError(f"a receipt for {frame.received} of {message.size} bytes")
@@ -118,6 +127,8 @@ class Outbox:
         self._measure(message, frame.received, now)
         if frame.delivered:
             self._settle(message, None, now)
+            if frame.kept:
+                self.kept[message.sequence] = message
             return
         message.granted = True
         message.received = frame.received
@@ -126,6 +137,15 @@ class Outbox:
             message.marks.clear()
         message.sent = max(message.sent, frame.received)
         self._go_on(message, now)
+
+    def _offer_again(self) -> None:
+        """Line up what is kept before what is under way: the receiver says of each whether it needs it."""
+        for message in self.kept.values():
+            message.closed, message.on_delivered = False, _nobody_waits
+        again = sorted((self.kept | self.messages).items())
+        self.kept, self.messages = {}, dict(again)
+        if self.messages:
+            self.quiet.clear()
 
     def next_due(self) -> float | None:
         """When the next paced frame may leave."""
@@ -295,3 +315,7 @@ class Outbox:
         self.messages.pop(message.sequence, None)
         if not self.messages:
             self.quiet.set()
+
+
+def _nobody_waits(_: Exception | None) -> None:
+    """Its delivery has been told before."""

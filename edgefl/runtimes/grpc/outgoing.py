@@ -41,6 +41,7 @@ class Outgoing:
     queued: bool = False
     left: bool = False
     closed: bool = False
+    """Nothing of it is to be sent: it is over, or kept only for the receiver's return."""
     paced_until: float = 0.0
     """When the bytes sent so far have left, at the transmission's own rate."""
     marks: deque[tuple[int, int, tuple[float, int]]] = field(default_factory=deque)

@@ -73,7 +73,7 @@ class Peer:
         on_back: Callable[[int, int], None],
     ) -> None:
         self.index, self.address, self.nodes = index, address, tuple(nodes)
-        self.outbox, self._assembly, self._grace_s = outbox, assembly, limits.grace_s
+        self.outbox, self.assembly, self._grace_s = outbox, assembly, limits.grace_s
         self._on_gone, self._on_back = on_gone, on_back
         self.connection: Connection | None = None
         self.arriving = asyncio.Lock()
@@ -85,7 +85,9 @@ class Peer:
         self.arrivals = 0
         self.problem = ""
         """Why the last attempt to connect failed."""
-        self._instance = b""
+        self.lost_at: float | None = None
+        """When its connection ended, on the loop's clock; None while it is here."""
+        self.instance = b""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -102,7 +104,7 @@ class Peer:
                 "FAILED_PRECONDITION",
             )
         (life,) = lives
-        if life < self.life or (life == self.life and hello.instance != self._instance):
+        if life < self.life or (life == self.life and hello.instance != self.instance):
             raise ProtocolError(
                 f"process {self.index} is here already with life {self.life}; another needs a higher one",
                 "FAILED_PRECONDITION",
@@ -115,19 +117,23 @@ class Peer:
             await self.connection.ended.wait()
             self.connection = None
 
+    def expect(self) -> None:
+        """It should be there: unless it connects within `grace_s` it is gone."""
+        self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._expire)
+
     def arrive(self, hello: Hello, connection: Connection) -> None:
         """A connection is up, and the process behind it has been checked."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             self._timer.cancel()
         (life,) = set(hello.lives)
-        started_anew = hello.instance != self._instance
+        started_anew = hello.instance != self.instance
         returned = self.life >= 0 and (started_anew or self.gone)
         if started_anew:
-            self._assembly.forget()
+            self.assembly.forget()
         else:
-            self._assembly.keep_only(hello.open)
-        self.life, self._instance = life, hello.instance
+            self.assembly.keep_only(hello.open)
+        self.life, self.instance = life, hello.instance
         self.gone = self.ended = False
         self.arrivals += 1
         self.connection = connection
@@ -135,6 +141,8 @@ class Peer:
         if returned:
             for node in self.nodes:
                 loop.call_soon(self._on_back, node, life)
+        else:
+            self.lost_at = None
         log.info("connected to %s, life %d", self.title, life)
 
     def depart(self, connection: Connection) -> None:
@@ -142,27 +150,29 @@ class Peer:
         if self.connection is connection:
             self.connection = None
         if not self.ended and self.connection is None:
-            log.info("lost %s", self.title)
-            self._timer = asyncio.get_running_loop().call_later(self._grace_s, self._expire)
+            loop = asyncio.get_running_loop()
+            log.info("lost %s; it is gone if it stays away for %.3g s", self.title, self._grace_s)
+            self.lost_at = loop.time()
+            self._timer = loop.call_later(self._grace_s, self._expire)
 
     def stop(self, error: Exception) -> None:
         """This process closes: nothing more is expected."""
         if self._timer is not None:
             self._timer.cancel()
         self.outbox.fail(error)
-        self._assembly.keep_only(())
+        self.assembly.keep_only(())
 
     def take(self, frame: Frame) -> None:
         """Act on a frame from it. Raises ProtocolError for one that has no place here."""
         match frame:
             case Data():
-                self._assembly.data(frame)
+                self.assembly.data(frame)
             case Receipt():
                 self.outbox.receipt(frame, asyncio.get_running_loop().time())
             case Start():
-                self._assembly.start(frame)
+                self.assembly.start(frame)
             case Cancel(sequence):
-                self._assembly.cancel(sequence)
+                self.assembly.cancel(sequence)
             case Goodbye():
                 self.ended = True
                 log.info("%s said goodbye", self.title)

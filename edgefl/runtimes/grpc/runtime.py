@@ -310,12 +310,13 @@ class GrpcRuntime(Interpreter):
 
     def _heard_gone(self, node: int) -> None:
         self._gone.add(node)
-        self.ended.add(node)
+        self.awaited.discard(node)
         self._guarded(self.peer_gone, (node,))
 
     def _heard_back(self, node: int, life: int) -> None:
         self._gone.discard(node)
-        self.ended.discard(node)
+        if self.plan.nodes[node].role in self.plan.method.ends_with:
+            self.awaited.add(node)
         self._guarded(self.peer_back, (node, life))
 
     def _control(self, process: int, kind: str, body: bytes) -> None:
@@ -323,7 +324,7 @@ class GrpcRuntime(Interpreter):
         try:
             note = json.loads(body)
             if kind == "ended":
-                self._guarded(self.ended.add, (int(note["node"]),))
+                self._guarded(self.awaited.discard, (int(note["node"]),))
             elif kind == "stop":
                 self._guarded(self.stop, (str(note["reason"]),))
             elif kind == "failed":

@@ -10,9 +10,10 @@ import asyncio
 import itertools
 import logging
 import os
+import weakref
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 import grpc
 
@@ -49,13 +50,23 @@ class Handle:
         return self._outbox.cancel(self._message, asyncio.get_running_loop().time())
 
 
+class Handed(NamedTuple):
+    """A message that has been handed over, and that its sender keeps until it is covered."""
+
+    process: int
+    sequence: int
+    instance: bytes
+    """Of the sending process: another one numbers its messages anew."""
+
+
 class Transport:
     """Carries messages between this process and the others.
 
     index: this process. addresses: "host:port" of each process, where others dial it. nodes_of: ids of the
     nodes that each process hosts. listen: where this one serves, when not at its address.
     run_id, digest: of the run and its experiment, the same at all processes. life: of this process: 0, then
-    one more after each restart.
+    one more after each restart. keeps: whether the others keep what they have sent here until `cover`, and
+    send it again to a next life of this process.
     on_message(receiver, message): a message has come; once each, in order per (sender, kind).
     on_gone(node), on_back(node, life): a process stayed away for `limits.grace_s`, or has returned.
     on_control(process, kind, body): a note has come.
@@ -79,6 +90,7 @@ class Transport:
         uplink_bytes_per_s: float | None = None,
         latency_s: float = 0.0,
         life: int = 0,
+        keeps: bool = False,
         listen: str | None = None,
     ) -> None:
         self.stats = Stats()
@@ -90,6 +102,8 @@ class Transport:
         self._me = Identity(index, tuple(nodes_of[index]), life, run_id, digest, instance)
         self._uplink, self._latency_s = Uplink(uplink_bytes_per_s), latency_s
         self._memory = Memory(self._limits.memory_budget_bytes)
+        self._keeps = keeps
+        self._handed: dict[Handed, weakref.ref[Message]] = {}
         self._on_message, self._on_control = on_message, on_control
         self._on_gone, self._on_back = on_gone, on_back
         self._peers = {
@@ -104,8 +118,10 @@ class Transport:
         self._closing = False
 
     async def start(self) -> None:
-        """Serve, dial, and return when all processes are connected.
+        """Serve, dial, and return when all processes are connected; in a later life, at once.
 
+        A process that returns does not know who of the others is still there: who has not connected
+        within `limits.grace_s` is gone.
         Raises ConfigError when the address cannot be served, ProtocolError when another process belongs to
         a different run, RunError with who is missing after `limits.connect_timeout_s`.
         """
@@ -115,7 +131,11 @@ class Transport:
             self._dialers = [
                 asyncio.create_task(self._dial(peer)) for i, peer in self._peers.items() if i > self._me.index
             ]
-            await self._all_connected()
+            if self._me.life == 0:
+                await self._all_connected()
+            else:
+                for peer in self._peers.values():
+                    peer.expect()
         except BaseException:
             await self.close()
             raise
@@ -166,8 +186,35 @@ class Transport:
         outgoing = Outgoing(next(self._sequences), "note", b"", note, payload, False, None, _ignore, _ignore)
         self._post(self._peers[process], outgoing)
 
-    async def close(self) -> None:
-        """Let what is under way arrive, say Goodbye, and stop; what cannot arrive fails as Unreachable."""
+    def handed_over(self, waiting: Iterable[Message]) -> list[Handed]:
+        """What nodes here have had since the last call and is not among those still `waiting` for them."""
+        unread = {id(message) for message in waiting}
+        had = [one for one, ref in self._handed.items() if id(ref()) not in unread]
+        for one in had:
+            del self._handed[one]
+        return had
+
+    def cover(self, handed: Iterable[Handed]) -> None:
+        """Let their senders forget messages: this process will not come back to before them."""
+        for one in handed:
+            peer = self._peers[one.process]
+            if peer.instance == one.instance:
+                peer.assembly.cover(one.sequence)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Payload that the other processes keep for this one."""
+        return sum(peer.assembly.kept_bytes for peer in self._peers.values())
+
+    def lost_at(self, node: int) -> float | None:
+        """When the process of a node was lost, on the loop's clock; None while it is here."""
+        return self._peer_of[node].lost_at
+
+    async def close(self, *, farewell: bool = True) -> None:
+        """Let what is under way arrive, say Goodbye, and stop; what cannot arrive fails as Unreachable.
+
+        farewell: False when this process is to come back: to the others it is lost, as after a crash.
+        """
         if self._closing:
             return
         self._closing = True
@@ -175,10 +222,11 @@ class Transport:
             await self._endpoint.retire()
         peers = list(self._peers.values())
         await asyncio.gather(*map(self._flush, peers))
-        connections = [peer.connection for peer in peers if peer.connection is not None]
-        for connection in connections:
-            connection.close()
-        await asyncio.gather(*(connection.ended.wait() for connection in connections))
+        if farewell:
+            connections = [peer.connection for peer in peers if peer.connection is not None]
+            for connection in connections:
+                connection.close()
+            await asyncio.gather(*(connection.ended.wait() for connection in connections))
         for dialer in self._dialers:
             dialer.cancel()
         await asyncio.gather(*self._dialers, return_exceptions=True)
@@ -197,8 +245,11 @@ class Transport:
             peer=f"process {index}",
             here=self._me.nodes,
             there=nodes,
+            keeps=self._keeps,
             reply=outbox.urge,
-            on_message=lambda receiver, message: _soon(self._on_message, receiver, message),
+            on_message=lambda receiver, message, sequence: _soon(
+                self._hand_over, index, receiver, message, sequence
+            ),
             on_note=lambda kind, body: _soon(self._on_control, index, kind, body),
         )
         return Peer(
@@ -211,6 +262,12 @@ class Transport:
             on_gone=self._on_gone,
             on_back=self._on_back,
         )
+
+    def _hand_over(self, process: int, receiver: int, message: Message, sequence: int) -> None:
+        if self._keeps:
+            handed = Handed(process, sequence, self._peers[process].instance)
+            self._handed[handed] = weakref.ref(message)
+        self._on_message(receiver, message)
 
     def _post(self, peer: Peer, outgoing: Outgoing) -> None:
         loop = asyncio.get_running_loop()

@@ -8,19 +8,21 @@ fifo: an uplink sends one message after the other; constant work per event.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from edgefl.messages.base import Message
-from edgefl.network import Access, NetworkPlan
+from edgefl.network import NetworkPlan
 from edgefl.network.maxmin import max_min
+
+_LEAST_RATE = 1e-9  # bytes per second; a flow that gets nothing still ends some day
 
 
 class Flow:
     """One message on its way to one receiver. size_bytes: as sent, retransmissions included."""
 
     __slots__ = (
-        "cap", "encoded_bytes", "kind", "rate", "receiver", "remaining", "reserved", "sender",
+        "cap", "encoded_bytes", "ends", "kind", "rate", "receiver", "remaining", "reserved", "sender",
         "size_bytes", "start_s", "stopped", "token", "transfer", "updated_s",
     )  # fmt: skip
 
@@ -36,6 +38,7 @@ class Flow:
         self.start_s = self.updated_s = 0.0
         self.token = 0
         self.stopped = False
+        self.ends: tuple[_End, ...] = ()
 
     def sent_bytes(self, now: float) -> float:
         """How much has left by now."""
@@ -49,7 +52,7 @@ class Clock(Protocol):
 
     def clock(self) -> float: ...
     def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None: ...
-    def call_soon(self, call: Callable[..., None], *args: Any) -> None: ...
+    def call_last(self, call: Callable[..., None]) -> None: ...
 
 
 class Links(Protocol):
@@ -71,58 +74,98 @@ def make_links(plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float],
     return FairLinks(plan, clock, on_left)
 
 
+class _End:
+    """One capacity and the flows that cross it now. capacity, reserved: in bytes per second."""
+
+    __slots__ = ("capacity", "flows", "number", "reserved", "sharing")
+
+    def __init__(self, number: int, capacity: float) -> None:
+        self.number, self.capacity = number, capacity
+        self.flows: dict[Flow, None] = {}
+        self.reserved = 0.0
+        self.sharing = 0
+        """Flows without a reservation."""
+
+    def enter(self, flow: Flow) -> None:
+        self.flows[flow] = None
+        if flow.reserved is None:
+            self.sharing += 1
+        else:
+            self.reserved += flow.reserved
+
+    def leave(self, flow: Flow) -> None:
+        del self.flows[flow]
+        if flow.reserved is None:
+            self.sharing -= 1
+        else:
+            self.reserved = self.reserved - flow.reserved if len(self.flows) > self.sharing else 0.0
+
+    def share(self) -> float:
+        """What each flow without a reservation gets here."""
+        return max(0.0, self.capacity - self.reserved) / self.sharing
+
+
 class _SharedLinks:
-    """Flows whose rates change as others come and go. Rates are settled once per instant."""
+    """Flows whose rates change as others come and go. Rates are settled once per instant, at its end."""
 
     keeps_order = False
 
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
-        self._plan, self._clock, self._on_left = plan, clock, on_left
-        self._dirty: dict[Any, None] = {}
+        self._clock, self._on_left = clock, on_left
+        n = len(plan.access)
+        self._ends = [_End(i, a.up_bytes_per_s) for i, a in enumerate(plan.access)]
+        self._ends += [_End(n + i, a.down_bytes_per_s) for i, a in enumerate(plan.access)]
+        self._segments = {name: _End(2 * n + k, rate) for k, (name, rate) in enumerate(plan.segments.items())}
+        self._segment_of = [None if a.segment is None else self._segments[a.segment] for a in plan.access]
+        self._dirty: dict[_End, None] = {}
+
+    def _crossed(self, flow: Flow) -> tuple[_End, ...]:
+        """The capacities that a flow crosses: uplink, segments, downlink."""
+        up, down = self._ends[flow.sender], self._ends[len(self._segment_of) + flow.receiver]
+        if not self._segments:
+            return up, down
+        segments = (self._segment_of[flow.sender], self._segment_of[flow.receiver])
+        return tuple(dict.fromkeys(end for end in (up, *segments, down) if end is not None))
 
     def start(self, flow: Flow) -> None:
         flow.start_s = flow.updated_s = self._clock.clock()
-        self._enter(flow)
+        flow.ends = self._crossed(flow)
+        for end in flow.ends:
+            end.enter(flow)
         self._touch(flow)
 
     def stop(self, flow: Flow) -> None:
         """Take a flow off its links, wherever it is."""
         if not flow.stopped:
             self._advance(flow, self._clock.clock())
-            flow.stopped = True
-            flow.token += 1
-            self._leave(flow)
-            self._touch(flow)
+            self._off(flow)
 
-    def _enter(self, flow: Flow) -> None:
-        raise NotImplementedError
-
-    def _leave(self, flow: Flow) -> None:
-        raise NotImplementedError
-
-    def _mark(self, flow: Flow) -> None:
-        """Note in _dirty what a change of this flow touches."""
-        raise NotImplementedError
-
-    def _allocate(self) -> list[tuple[Flow, float]]:
-        """New rates of the flows that what is in _dirty may have changed."""
-        raise NotImplementedError
+    def _off(self, flow: Flow) -> None:
+        flow.stopped = True
+        flow.token += 1
+        for end in flow.ends:
+            end.leave(flow)
+        self._touch(flow)
 
     def _touch(self, flow: Flow) -> None:
         if not self._dirty:
-            self._clock.call_soon(self._settle)
-        self._mark(flow)
+            self._clock.call_last(self._settle)
+        for end in flow.ends:
+            self._dirty[end] = None
 
     def _settle(self) -> None:
         now = self._clock.clock()
-        changed = self._allocate()
-        self._dirty.clear()
-        for flow, rate in changed:
-            if rate != flow.rate and not flow.stopped:
+        for flow, rate in self._rates():
+            if rate != flow.rate:
                 self._advance(flow, now)
                 flow.rate = rate
                 flow.token += 1
                 self._clock.call_later(flow.remaining / rate, self._finish, flow, flow.token)
+        self._dirty.clear()
+
+    def _rates(self) -> Iterable[tuple[Flow, float]]:
+        """Rates of the flows that what is in _dirty may have changed."""
+        raise NotImplementedError
 
     @staticmethod
     def _advance(flow: Flow, now: float) -> None:
@@ -130,81 +173,37 @@ class _SharedLinks:
         flow.updated_s = now
 
     def _finish(self, flow: Flow, token: int) -> None:
-        if flow.token != token:
-            return
-        flow.remaining, flow.updated_s, flow.stopped = 0.0, self._clock.clock(), True
-        self._leave(flow)
-        self._touch(flow)
-        self._on_left(flow, 0.0)
+        if flow.token == token:
+            flow.remaining, flow.updated_s = 0.0, self._clock.clock()
+            self._off(flow)
+            self._on_left(flow, 0.0)
 
 
 class LocalFairLinks(_SharedLinks):
-    """A flow gets the smaller of the equal shares at its sender's uplink and its receiver's downlink.
+    """A flow gets the smallest of the equal shares at the ends that it crosses.
 
     What a flow leaves of its share at one end is not given to the others there: the price of work that
-    grows with the degree only. Shared segments count as ends too.
+    grows with the degree only.
     """
 
-    def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
-        super().__init__(plan, clock, on_left)
-        self._at: dict[Any, dict[Flow, None]] = {}
-        self._reserved: dict[Any, float] = {}
-        self._ends_of: dict[tuple[int, int], tuple[Any, ...]] = {}
-
-    def _ends(self, flow: Flow) -> tuple[Any, ...]:
-        pair = (flow.sender, flow.receiver)
-        ends = self._ends_of.get(pair)
-        if ends is None:
-            ends = self._ends_of[pair] = _crossed(self._plan, *pair)
-        return ends
-
-    def _enter(self, flow: Flow) -> None:
-        for end in self._ends(flow):
-            self._at.setdefault(end, {})[flow] = None
-            if flow.reserved is not None:
-                self._reserved[end] = self._reserved.get(end, 0.0) + flow.reserved
-
-    def _leave(self, flow: Flow) -> None:
-        for end in self._ends(flow):
-            del self._at[end][flow]
-            if flow.reserved is not None:
-                left = self._reserved[end] - flow.reserved
-                self._reserved[end] = left if self._at[end] else 0.0
-
-    def _mark(self, flow: Flow) -> None:
-        for end in self._ends(flow):
-            self._dirty[end] = None
-
-    def _share(self, end: Any) -> float:
-        flows = self._at[end]
-        capacity = _capacity(self._plan, end)
-        reserved = self._reserved.get(end)
-        if not reserved:
-            return capacity / len(flows)
-        free = max(0.0, capacity - reserved)
-        sharing = sum(1 for flow in flows if flow.reserved is None)
-        return free / sharing if sharing else capacity
-
-    def _allocate(self) -> list[tuple[Flow, float]]:
+    def _rates(self) -> Iterable[tuple[Flow, float]]:
         affected: dict[Flow, None] = {}
         for end in self._dirty:
-            affected.update(self._at.get(end, {}))
-        shares: dict[Any, float] = {}
-        rates = []
+            affected.update(end.flows)
+        shares: dict[_End, float] = {}
         for flow in affected:
             rate = flow.cap
-            for end in self._ends(flow):
-                if flow.reserved is not None:
-                    over = self._reserved[end] / _capacity(self._plan, end)
-                    rate = min(rate, flow.reserved / max(1.0, over))
-                    continue
+            if flow.reserved is not None:
+                over = max(end.reserved / end.capacity for end in flow.ends)
+                yield flow, max(min(rate, flow.reserved / max(1.0, over)), _LEAST_RATE)
+                continue
+            for end in flow.ends:
                 share = shares.get(end)
                 if share is None:
-                    share = shares[end] = self._share(end)
+                    share = shares[end] = end.share()
                 if share < rate:
                     rate = share
-            rates.append((flow, max(rate, 1e-9)))
-        return rates
+            yield flow, rate if rate > _LEAST_RATE else _LEAST_RATE
 
 
 class FairLinks(_SharedLinks):
@@ -212,22 +211,26 @@ class FairLinks(_SharedLinks):
 
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
         super().__init__(plan, clock, on_left)
-        self._flows: dict[Flow, tuple[Any, ...]] = {}
+        self._capacities = [end.capacity for end in (*self._ends, *self._segments.values())]
 
-    def _enter(self, flow: Flow) -> None:
-        self._flows[flow] = _crossed(self._plan, flow.sender, flow.receiver)
+    def _rates(self) -> Iterable[tuple[Flow, float]]:
+        flows = self._connected()
+        asked = [([end.number for end in flow.ends], flow.cap, flow.reserved) for flow in flows]
+        rates = max_min(self._capacities, asked)
+        return zip(flows, (max(rate, _LEAST_RATE) for rate in rates), strict=True)
 
-    def _leave(self, flow: Flow) -> None:
-        del self._flows[flow]
-
-    def _mark(self, flow: Flow) -> None:
-        self._dirty[flow] = None
-
-    def _allocate(self) -> list[tuple[Flow, float]]:
-        capacities = {end: _capacity(self._plan, end) for ends in self._flows.values() for end in ends}
-        asked = [(ends, flow.cap, flow.reserved) for flow, ends in self._flows.items()]
-        rates = max_min(capacities, asked)
-        return [(flow, max(rate, 1e-9)) for flow, rate in zip(self._flows, rates, strict=True)]
+    def _connected(self) -> list[Flow]:
+        """The flows that share a capacity, over any number of others, with what is dirty."""
+        found: dict[Flow, None] = {}
+        reached, waiting = dict(self._dirty), list(self._dirty)
+        while waiting:
+            for flow in waiting.pop().flows:
+                if flow not in found:
+                    found[flow] = None
+                    fresh = [end for end in flow.ends if end not in reached]
+                    reached.update(dict.fromkeys(fresh))
+                    waiting += fresh
+        return list(found)
 
 
 class FifoLinks:
@@ -295,21 +298,3 @@ class FifoLinks:
         queue.remove(flow)
         if was_head and queue:
             self._send_head(queue)
-
-
-def _crossed(plan: NetworkPlan, sender: int, receiver: int) -> tuple[Any, ...]:
-    """The capacities that a flow crosses: ("up", i), ("segment", name), ("down", j)."""
-    ends: list[Any] = [("up", sender)]
-    for segment in (plan.access[sender].segment, plan.access[receiver].segment):
-        if segment is not None and ("segment", segment) not in ends:
-            ends.append(("segment", segment))
-    ends.append(("down", receiver))
-    return tuple(ends)
-
-
-def _capacity(plan: NetworkPlan, end: Any) -> float:
-    kind, which = end
-    if kind == "segment":
-        return plan.segments[which]
-    access: Access = plan.access[which]
-    return access.up_bytes_per_s if kind == "up" else access.down_bytes_per_s
