@@ -50,7 +50,7 @@ class NodeState:
         self.inbox = Inbox()
         self.waiting: dict[Task[Any], tuple[Receive, ...]] = {}
         self.num_tasks = 0
-        self.log = Log()
+        self.log = Log(self.saved)
 
 
 class Interpreter:
@@ -497,7 +497,7 @@ class Interpreter:
     def _begin_save(self, task: Task[Any], op: Save) -> Any:
         task.state.saved = op.state
         if self.logging and task.parent is None and not task.children:
-            task.state.log.clear()
+            task.state.log.clear(op.state)
         return None
 
     def _is_stateless(self, state: NodeState) -> bool:

@@ -25,12 +25,16 @@ class _Diverged(RunError):
 
 
 class Log:
-    """Entries: (step, task index, time, value, error), (end, task index, time), (saw, value)."""
+    """Entries: (step, task index, time, value, error), (end, task index, time), (saw, value).
 
-    __slots__ = ("entries",)
+    saved: the saved state from which the program set out where the log begins.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("entries", "saved")
+
+    def __init__(self, saved: dict[str, Any] | None = None) -> None:
         self.entries: list[tuple[Any, ...]] = []
+        self.saved = saved
 
     def step(self, index: int, time_s: float, value: Any, error: BaseException | None) -> None:
         """A task went on with a value or an error."""
@@ -44,9 +48,10 @@ class Log:
         """A program asked something and was given this."""
         self.entries.append((_SAW, value))
 
-    def clear(self) -> None:
+    def clear(self, saved: dict[str, Any]) -> None:
         """The program has saved all that it needs to come here again."""
         self.entries.clear()
+        self.saved = saved
 
     def restart(self, time_s: float) -> None:
         """The program is where it would be if it had just been started."""
