@@ -148,7 +148,7 @@ class Gradient(Work):
     def cost(self, learner: Learner) -> Cost:
         batch_size = self.workload.batch_size
         steps = range(self.step, self.step + 1)
-        return _gradient_cost(learner.model, _num_examples(len(self.data), batch_size, steps), batch_size)
+        return gradient_cost(learner.model, _num_examples(len(self.data), batch_size, steps), batch_size)
 
     def run(self, learner: Learner) -> GradientResult:
         scratch = learner.scratch(learner.model)
@@ -347,7 +347,7 @@ def stage_forward_cost(stage: Model, num_examples: int) -> Cost:
 
 def stage_backward_cost(stage: Model, num_examples: int, input_gradient: bool, kept: bool) -> Cost:
     """What StageBackward costs; kept: without the forward pass, which was charged when it was made."""
-    cost = _gradient_cost(stage, num_examples, num_examples, input_gradient)
+    cost = gradient_cost(stage, num_examples, num_examples, input_gradient)
     if not kept:
         return cost
     forward = _forward_cost(stage, num_examples)
@@ -371,7 +371,8 @@ def _forward_cost(model: Model, num_examples: int, at_once: int | None = None) -
     )
 
 
-def _gradient_cost(model: Model, num_examples: int, batch_size: int, input_gradient: bool = False) -> Cost:
+def gradient_cost(model: Model, num_examples: int, batch_size: int, input_gradient: bool = False) -> Cost:
+    """What one gradient over `num_examples` costs; batch_size: what a measured step time goes by."""
     counts = model.counts
     flops = counts.forward_flops + counts.backward_flops
     return Cost(

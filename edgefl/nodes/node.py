@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 
 from edgefl.keyed import generator
+from edgefl.learning.cost import duration_s
+from edgefl.learning.work import gradient_cost
 from edgefl.messages.base import Message
 from edgefl.nodes.operations import Compute, First, Op, Receive, Save, Sleep
 
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from edgefl.learning.optimizer import Optimizer
     from edgefl.learning.work import Work
     from edgefl.learning.workload import Workload
+    from edgefl.network import Topology
     from edgefl.nodes.handles import Task, Transfer
     from edgefl.nodes.plan import RunPlan
     from edgefl.nodes.port import NodeState
@@ -45,6 +48,11 @@ class FleetView:
         return self._plan.network.topology.neighbors(self._node)
 
     @property
+    def topology(self) -> Topology:
+        """The planned graph."""
+        return self._plan.network.topology
+
+    @property
     def W(self) -> dict[int, float]:
         """This node's row of the mixing matrix: W[i, j] by j, its own share included."""
         return self._plan.mixing_row(self._node)
@@ -59,6 +67,13 @@ class FleetView:
     def workload(self, j: int) -> Workload:
         """The planned workload of node j."""
         return self._plan.nodes[j].workload
+
+    def step_s(self, j: int) -> float:
+        """Planned seconds of one mini-batch gradient at node j. Raises ValueError without a [model]."""
+        if self._plan.learner is None:
+            raise ValueError("this run has no [model]")
+        batch_size = self.workload(j).batch_size
+        return duration_s(gradient_cost(self._plan.learner.model, batch_size, batch_size), self.profile(j))
 
     def num_examples(self, j: int) -> int:
         """How many training examples node j holds, 0 without data."""
