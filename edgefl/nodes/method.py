@@ -32,6 +32,8 @@ class Faults:
     partitions: bool = False
     delays: bool = True
     """Late and reordered senders."""
+    silence: bool = False
+    """A node that stops answering without anybody being told that it is gone: only deadlines help."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,8 @@ class Method:
     helpers: Callable[[Any], tuple[str, ...]] | None = None
     """Roles, by id from 0, of the nodes beside the fleet's devices, given the config; they hold no data.
     Default: one "server" where there is that role."""
+    compresses: bool = False
+    """Its updates can be compressed, as [compress] says."""
     pools_data: bool = False
     """The fleet is one node that holds all data: a reference without distribution."""
     prepare: Callable[[Any], None] | None = None

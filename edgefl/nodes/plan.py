@@ -36,11 +36,12 @@ class NodeSpec:
 
 @dataclass(frozen=True)
 class Crash:
-    """A node dies at `at_s` and returns after `down_s` seconds, or never."""
+    """A node dies at `at_s` and returns after `down_s` seconds, or never. silent: nobody is told."""
 
     node: int
     at_s: float
     down_s: float | None = None
+    silent: bool = False
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,8 @@ class VirtualRuntime(Interpreter):
                 self.call_later(heal_s - self._time_s, self._arrive, flow)
             return
         if not self.states[flow.receiver].alive:
-            self.call_later(self.plan.faults.detect_s, self.undeliverable, flow.transfer, flow.receiver)
+            if not self._is_silent(flow.receiver):
+                self.call_later(self.plan.faults.detect_s, self.undeliverable, flow.transfer, flow.receiver)
             return
         self.deliver(flow.receiver, flow.transfer.message)
         self.acknowledged(flow.transfer)
@@ -320,7 +321,13 @@ class VirtualRuntime(Interpreter):
             flow.transfer.cancelled = True
         if not will_return:
             self.awaited.discard(node)
-        self.call_later(self.plan.faults.detect_s, self._detect, node, state.life)
+        if not self._is_silent(node):
+            self.call_later(self.plan.faults.detect_s, self._detect, node, state.life)
+
+    def _is_silent(self, node: int) -> bool:
+        """Whether a dead node went without anybody being told."""
+        crashes = [c for c in self.plan.faults.crashes if c.node == node and c.at_s <= self._time_s]
+        return bool(crashes) and max(crashes, key=lambda c: c.at_s).silent
 
     def _detect(self, node: int, life: int) -> None:
         state = self.states[node]
