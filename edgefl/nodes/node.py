@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from edgefl.learning.optimizer import Optimizer
     from edgefl.learning.work import Work
     from edgefl.learning.workload import Workload
-    from edgefl.network import Topology
+    from edgefl.network import Access, Topology
     from edgefl.nodes.handles import Task, Transfer
     from edgefl.nodes.plan import RunPlan
     from edgefl.nodes.port import NodeState
@@ -79,6 +79,10 @@ class FleetView:
         """How many training examples node j holds, 0 without data."""
         data = self._plan.nodes[j].data
         return 0 if data is None else len(data)
+
+    def access(self, j: int) -> Access:
+        """Node j's planned connection to the network: rates up and down, latency."""
+        return self._plan.network.access[j]
 
     def rate_bytes_per_s(self, i: int, j: int) -> float:
         """Planned rate from i to j for a transfer that has the links to itself."""

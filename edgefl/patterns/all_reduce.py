@@ -14,6 +14,7 @@ from torch import Tensor
 from edgefl.errors import PeerGone
 from edgefl.nodes import Gone, Message, Node
 from edgefl.parameters import Vector
+from edgefl.parameters.packing import pack, unpack
 
 
 @dataclass(frozen=True)
@@ -72,18 +73,9 @@ async def all_reduce_mean(
     """
     if len(members) == 1:
         return vector
-    floats = [b for b in vector.buffers if b.is_floating_point()]
-    packed = torch.cat([vector.values, *(b.reshape(-1).to(vector.values.dtype) for b in floats)]) * weight
+    packed = pack(vector) * weight
     packed = torch.cat([packed, packed.new_tensor([weight])])
     total = await ring_all_reduce(node, members, packed, tag=tag)
     if total[-1] == 0:
         raise ValueError("the weights of an all-reduce sum to zero")
-    mean = total[:-1] / total[-1]
-    buffers, at = [], vector.layout.size
-    for b in vector.buffers:
-        if b.is_floating_point():
-            buffers.append(mean[at : at + b.numel()].view(b.shape).to(b.dtype))
-            at += b.numel()
-        else:
-            buffers.append(b)
-    return Vector(vector.layout, mean[: vector.layout.size].clone(), tuple(buffers))
+    return unpack(total[:-1] / total[-1], vector)
