@@ -32,7 +32,7 @@ momentum = 0.5
 rounds = 3
 """
 SYNCHRONOUS = ["fedavg", "fedprox", "d-psgd", "ring-allreduce", "split-learning", "centralized", "local-only"]
-ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare"]
+ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "swift"]
 
 
 def _run(tmp_path: Path, method: str, runtime: str, *, processes: bool = False, **overrides: str):

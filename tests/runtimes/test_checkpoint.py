@@ -12,7 +12,7 @@ from edgefl.errors import ConfigError
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import restore_checkpoint, take_checkpoint
 
-METHODS = ["fedavg", "d-psgd", "ad-psgd", "fedasync", "divshare", "ring-allreduce", "split-learning"]
+METHODS = ["fedavg", "d-psgd", "ad-psgd", "fedasync", "divshare", "swift", "ring-allreduce", "split-learning"]
 
 
 class _Keeper:
