@@ -337,13 +337,11 @@ class VirtualRuntime(Interpreter):
 
     def _return(self, node: int) -> None:
         state = self.states[node]
-        heard = any(node in other.known_dead for other in self.states.values())
         state.alive = True
         state.life += 1
         state.known_dead = {i for i, other in self.states.items() if not other.alive}
         self.observer.event(self._time_s, "back", node, "")
-        if not heard:
-            self.peer_gone(node)  # nobody had noticed: they hear of the death and of the return at once
+        self.peer_gone(node)  # who had not noticed hears of the death and of the return at once
         self.peer_back(node, state.life)
         self.begin_life(node)
 
