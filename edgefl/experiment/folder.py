@@ -12,6 +12,9 @@ spans.csv        node, kind, start_s, end_s, detail
 events.csv       time_s, kind, node, detail
 partition.csv    node, class, count: training examples (class -1: data without classes)
 model.safetensors  the final model: the server's, or the mean of the nodes'
+report.html, trace.json  made from the files above
+checkpoint       where a virtual run goes on, while it has not ended
+fleet.toml, node-ID.log  of a run in several processes: who is where, and what each said
 
 Floats are written so that reading them gives the same bits back; an empty field is a value that is not known.
 """

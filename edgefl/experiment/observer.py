@@ -30,6 +30,11 @@ TICKS_S = 1.0
 JOINT = -1
 """Stands for a node where one model is evaluated that is no single node's."""
 
+_STATE = (
+    "_models", "_steps", "_parts", "_seen", "_num_marked", "_marked", "_fresh", "time_to_target_s",
+    "evaluations", "costs", "metrics", "spans", "events", "num_spans_left_out",
+)  # fmt: skip
+
 
 class RunObserver:
     """Watches one run, or the nodes of it that one process hosts.
@@ -262,6 +267,18 @@ class RunObserver:
                 joules = total(row[3] for row in costs.values())
                 curve.append((time_s, step, mean, loss, worst_tenth, best, payload_bytes, joules))
         return curve
+
+    # --- checkpoints -------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """All that this observer knows, for a checkpoint."""
+        return {name: getattr(self, name) for name in _STATE} | {"_busy_s": dict(self._busy_s)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Know what the observer of a checkpoint knew."""
+        for name in _STATE:
+            setattr(self, name, state[name])
+        self._busy_s.update(state["_busy_s"])
 
     # --- several processes -------------------------------------------------------------------------------
 

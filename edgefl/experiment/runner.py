@@ -16,6 +16,7 @@ import torch
 from edgefl.allocator import keep_memory
 from edgefl.errors import ConfigError, RunError, nearest
 from edgefl.experiment.build import Built, build
+from edgefl.experiment.checkpoints import run_virtual
 from edgefl.experiment.config import Experiment, load_experiment
 from edgefl.experiment.folder import RunFolder
 from edgefl.experiment.observer import RunObserver
@@ -23,7 +24,6 @@ from edgefl.experiment.origin import commit, machine, versions
 from edgefl.experiment.progress import Progress, Reporter
 from edgefl.experiment.summary import summarise, write_results
 from edgefl.runtimes.outcome import Outcome
-from edgefl.runtimes.virtual import VirtualRuntime
 
 RUNTIMES = ("virtual", "local")
 RUNS = Path("runs")
@@ -61,6 +61,8 @@ def run_experiment(
     if processes and runtime != "local":
         raise ConfigError("--processes", True, "it goes with --runtime local")
     built = build(experiment)
+    if runtime != "virtual":
+        _refuse_endless(built)
     record = _new_record(built, runtime)
     text = built.experiment.to_toml()
     if out is not None:
@@ -73,9 +75,10 @@ def run_experiment(
 def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool = True) -> RunResult:
     """Go on with a run that was interrupted or failed.
 
-    A run in virtual time is repeated from its seed, which gives the same run again; what is on disk
-    already must be the beginning of what comes out. Raises ConfigError for another folder, or a run
-    that is complete; RunError where the repetition differs (another version of edgefl or torch).
+    A run in virtual time goes on from its checkpoint (execution.checkpoint_s), or else is repeated from
+    its seed, which gives the same run again; tables that are on disk must be the beginning of the new
+    ones. Raises ConfigError for another folder, or a run that is complete; RunError where the repetition
+    differs (another version of edgefl or torch).
     """
     run_folder = RunFolder.open(Path(folder), "--resume")
     record = run_folder.record
@@ -87,6 +90,14 @@ def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool 
     record |= {"status": "running", "reason": None, "error": None, "ended": None, "versions": versions()}
     run_folder.write_record(record)
     return _run_in(run_folder, built, record, progress, False, keep_events)
+
+
+def _refuse_endless(built: Built) -> None:
+    """Where each process sees its own models only, a target that is the fleet's is found after the run."""
+    stop = built.experiment.stop
+    if built.plan.method.evaluates != "server" and stop.rounds is None and stop.time_s is None:
+        accepted = f"with {built.plan.method.name} over gRPC no target can end the run: give rounds or time_s"
+        raise ConfigError("stop", None, accepted)
 
 
 def _run_in(
@@ -149,7 +160,7 @@ def _execute(
 ) -> Outcome:
     """Hand the plan to a runtime."""
     if runtime == "virtual":
-        return VirtualRuntime(built.plan, observer, built.executor).run()
+        return run_virtual(folder, built, observer)
     from edgefl.experiment import local  # gRPC is loaded where it is used
 
     if processes:

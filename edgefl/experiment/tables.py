@@ -272,6 +272,9 @@ class Execution(Table):
     group: Annotated[int, Field(ge=1)] | None = None
     """batched: most items in one step."""
     device: Literal["cpu", "cuda"] = "cpu"
+    checkpoint_s: Positive | None = None
+    """Virtual: wall-clock seconds between checkpoints, from which --resume goes on; without them it repeats
+    the run from its seed. They need memory for what programs did since they last saved."""
     emulate: bool = False
     """Over gRPC: make this machine as slow as the profiles and links say."""
 

@@ -187,6 +187,34 @@ def test_an_interrupted_run_goes_on_to_the_same_end(tmp_path: Path, monkeypatch:
         resume(out)
 
 
+@pytest.mark.parametrize("method", ["fedavg", "d-psgd"])
+def test_a_run_goes_on_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    experiment = load_experiment(small_file(tmp_path), ["execution.checkpoint_s=1e-9"], method=method)
+    run_experiment(experiment, out=tmp_path / "whole")
+    out, published = tmp_path / "run", RunObserver.published
+    steps: list[int] = []
+
+    def interrupted(self: RunObserver, node: int, time_s: float, step: int, *rest: Any) -> bool:
+        steps.append(step)
+        if step == 3 and steps.count(3) == 1:
+            raise KeyboardInterrupt
+        return published(self, node, time_s, step, *rest)
+
+    monkeypatch.setattr(RunObserver, "published", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_experiment(experiment, out=out)
+    assert (out / "checkpoint").exists()
+    steps.clear()
+    steps.append(3)
+    resume(out)
+    assert 1 not in steps and 4 in steps  # nothing was done again
+    for name in REPEATED:
+        assert (out / name).read_bytes() == (tmp_path / "whole" / name).read_bytes(), name
+    assert not (out / "checkpoint").exists()
+
+
 def test_a_run_that_does_not_repeat_is_not_resumed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     out = tmp_path / "run"
 
@@ -265,6 +293,23 @@ def test_over_grpc_the_run_is_the_same(tmp_path: Path) -> None:
     assert int(rows(tmp_path / "local" / "curve.csv")[-1]["payload_bytes"]) == local["payload_bytes"]
     spread = run_experiment(load_experiment(path, method="d-psgd"), out=tmp_path / "peers", runtime="local")
     assert all(row["metric"] for row in rows(spread.folder / "nodes.csv"))
+
+
+def test_over_grpc_a_fleet_target_cannot_be_the_only_end(tmp_path: Path) -> None:
+    experiment = load_experiment(small_file(tmp_path), ["stop={target={value=0.5}}"], method="d-psgd")
+    with pytest.raises(ConfigError, match="give rounds or time_s"):
+        run_experiment(experiment, out=tmp_path / "run", runtime="local")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_process_for_each_node(tmp_path: Path) -> None:
+    path = small_file(tmp_path)
+    virtual = run_experiment(load_experiment(path), out=tmp_path / "virtual").summary
+    result = run_experiment(load_experiment(path), out=tmp_path / "run", runtime="local", processes=True)
+    assert result.summary["payload_bytes"] == virtual["payload_bytes"]
+    assert result.summary["final_loss"] == pytest.approx(virtual["final_loss"], rel=1e-4)
+    assert {row["node"] for row in rows(result.folder / "spans.csv")} == {"0", "1", "2", "3", "4"}
 
 
 def test_quickstart_smokes(tmp_path: Path) -> None:
