@@ -168,27 +168,33 @@ class RunObserver:
         if evaluates == "server" or evaluates == "each" or (evaluates == "mean" and not self._alone):
             return {i: model for i, model in self._models.items() if i in self._chosen}
         joint = self.joint_model()
+        if evaluates == "personal" and joint is not None:
+            # Over several processes a client's part and the server's meet only at the end.
+            parts = {i: part for i, part in self._models.items() if i != 0 and i in self._chosen}
+            return {i: self._overlaid(joint, [part]) for i, part in parts.items()}
         return {} if joint is None else {JOINT: joint}
 
     def joint_model(self) -> Vector | None:
         """The run's one model: the server's, the nodes' mean, or the parts joined; None without any."""
         if not self._models:
             return None
-        if self._built.plan.method.evaluates == "parts":
-            return self._joined()
+        evaluates = self._built.plan.method.evaluates
+        if evaluates == "parts":
+            return self._overlaid(self._built.learner.model.init(), list(self._parts.values()))
+        if evaluates == "personal":
+            return self._models.get(0)
         models = list(self._models.values())
         mean = WeightedMean(models[0].layout)
         for model in models:
             mean.add(model)
         return mean.value(otherwise=models[0])
 
-    def _joined(self) -> Vector:
-        """The initial model with each published part in its place, by the names of its tensors."""
-        whole = self._built.learner.model.init()
+    def _overlaid(self, whole: Vector, parts: Sequence[Vector]) -> Vector:
+        """A model with each part in its place, by the names of its tensors."""
         layout = whole.layout
         values, buffers = whole.values.clone(), list(whole.buffers)
         places = {spec.name: k for k, spec in enumerate(layout.buffers)}
-        for part in self._parts.values():
+        for part in parts:
             for name, tensor in part.named().items():
                 if name in places:
                     buffers[places[name]] = tensor
@@ -230,6 +236,7 @@ class RunObserver:
         for node, (_, step, parameters) in sorted(outcome.last_models.items()):
             if node in ends:
                 self._models[node], self._steps[node], self._fresh = parameters, step, True
+                self._parts[f"of node {node}"] = parameters
         self._models = dict(sorted(self._models.items()))
         whole, self._alone, self._source = self._alone, True, JOINT
         self.hosted = tuple(range(len(self._built.plan.nodes)))
@@ -325,7 +332,7 @@ def _publishers(plan: RunPlan) -> set[int]:
     """The nodes whose models count."""
     if plan.method.evaluates == "server":
         return {0}
-    if plan.method.evaluates == "parts":
+    if plan.method.evaluates in ("parts", "personal"):
         return set(range(len(plan.nodes)))
     return {i for role in plan.method.ends_with for i in plan.ids(role)}
 
@@ -344,7 +351,7 @@ def _take(known: dict[int, Row], rows: Sequence[Row]) -> None:
 
 def _choose(plan: RunPlan, nodes: set[int], most: int | None) -> set[int]:
     """The nodes whose own models are evaluated."""
-    if most is None or most >= len(nodes) or plan.method.evaluates != "each":
+    if most is None or most >= len(nodes) or plan.method.evaluates not in ("each", "personal"):
         return nodes
     rng = generator(plan.seed, "evaluated nodes")
     return {int(i) for i in rng.choice(sorted(nodes), most, replace=False)}

@@ -14,7 +14,7 @@ from edgefl.nodes.node import Node
 
 Program = Callable[[Node], Coroutine[Any, Any, Any]]
 Needs = Literal["star", "complete", "bipartite", "connected", "any"]
-Evaluates = Literal["server", "each", "mean", "parts"]
+Evaluates = Literal["server", "each", "mean", "parts", "personal"]
 
 
 class MethodConfig(BaseModel):
@@ -50,9 +50,11 @@ class Method:
 
     roles: programs by role, the server's first where there is one. ends_with: the run ends when all
     nodes of these roles have returned; the others are cancelled. needs: the topology. evaluates: what
-    final accuracy means: the server's model, each node's own (mean over nodes), the mean model, or
-    the parts of one model joined. stateless: roles that carry nothing from one receive at the top of
-    their loop to the next. may_fail: roles whose failure is a crash and not the end of the run.
+    nodes of these roles have returned; the others are cancelled. needs: the topology. evaluates: what
+    final accuracy means: the server's model, each node's own (mean over nodes), the mean model, the
+    parts of one model joined, or personal: each client's own part with the server's model for the rest.
+    stateless: roles that carry nothing from one receive at the top of their loop to the next. may_fail:
+    roles whose failure is a crash and not the end of the run.
     """
 
     name: str
