@@ -7,13 +7,14 @@ from typing import Any
 
 from toy import FAST, PROFILE, Watcher
 
-from edgefl.data import Dataset
+from edgefl.data import Dataset, LocalData
 from edgefl.data.config import DataConfig, PartitionConfig
 from edgefl.data.load import load_dataset
 from edgefl.data.partition import partition
 from edgefl.learning.executors import make_executor
 from edgefl.learning.learner import Learner
 from edgefl.learning.models import ModelConfig, build_model
+from edgefl.learning.poison import Poison
 from edgefl.learning.workload import TrainConfig, Workload
 from edgefl.network import Access, NetworkPlan
 from edgefl.network.graphs import make_topology
@@ -21,6 +22,7 @@ from edgefl.network.mixing import metropolis
 from edgefl.nodes.method import Method
 from edgefl.nodes.plan import FaultPlan, NodeSpec, RunPlan
 from edgefl.nodes.registry import find_method
+from edgefl.parameters.compress import CompressConfig
 from edgefl.runtimes.outcome import Outcome
 from edgefl.runtimes.virtual import VirtualRuntime
 
@@ -49,18 +51,27 @@ def small_plan(
     equal_shares: bool = False,
     device: str = "cpu",
     mixing: Any = None,
+    compress: dict[str, Any] | None = None,
+    poison: dict[int, Poison] | None = None,
+    dataset: Dataset | None = None,
+    parts: list[LocalData] | None = None,
     **config: Any,
 ) -> RunPlan:
-    """A plan for so many devices, and a server where the method has one."""
+    """A plan for so many devices, and the nodes beside them where the method has some.
+
+    poison: hostile nodes by id. dataset, parts: other data than digits, and each device's share of it.
+    """
     method = find_method(method) if isinstance(method, str) else method
-    dataset = digits()
+    settings = method.config(**config)
+    helpers = len(method.helper_roles(settings))
+    dataset = dataset or digits()
     kind = {"name": data} if isinstance(data, str) else data
     holders = 1 if method.pools_data else num_devices
-    parts = partition(dataset, holders, PartitionConfig.model_validate(kind), seed)
+    parts = parts or partition(dataset, holders, PartitionConfig.model_validate(kind), seed)
     if equal_shares:
         least = min(map(len, parts))
         parts = [type(p)(p.dataset, p.indices[:least], p.node, p.seed) for p in parts]
-    n = holders if method.pools_data else num_devices + method.has_server
+    n = holders if method.pools_data else num_devices + helpers
     shape = topology or {"star": "star", "complete": "complete", "bipartite": "bipartite-complete"}.get(
         method.needs, "ring"
     )
@@ -68,10 +79,10 @@ def small_plan(
     training = TrainConfig(**({"learning_rate": 0.1, "batch_size": 16, "local_steps": 2} | (train or {})))
     problem = build_model(ModelConfig.model_validate({"name": "mlp"} | (model or {})), dataset, seed)
     learner = Learner(problem, training, total_rounds=rounds, device=device)
-    roles = method.roles_of(graph)
+    roles = method.roles_of(graph, settings)
     nodes = []
     for i, role in enumerate(roles):
-        mine = i if method.pools_data else i - method.has_server
+        mine = i if method.pools_data else i - helpers
         nodes.append(
             NodeSpec(
                 role,
@@ -79,13 +90,14 @@ def small_plan(
                 Workload.of(training),
                 parts[mine] if mine >= 0 else None,
                 slowdowns[i] if slowdowns else 1.0,
+                (poison or {}).get(i),
             )
         )
     links = tuple(access) if isinstance(access, list) else (access,) * n
     return RunPlan(
         seed=seed,
         method=method,
-        config=method.config(**config),
+        config=settings,
         nodes=tuple(nodes),
         network=NetworkPlan(graph, links, link_model),  # type: ignore[arg-type]
         learner=learner,
@@ -93,6 +105,7 @@ def small_plan(
         time_s=time_s,
         mixing=mixing or metropolis(graph),
         faults=faults or FaultPlan(),
+        compress=CompressConfig(**(compress or {})),
     )
 
 

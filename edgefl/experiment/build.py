@@ -11,7 +11,7 @@ from edgefl.data import Dataset, LocalData, load_dataset, partition
 from edgefl.devices import DeviceProfile, device
 from edgefl.errors import ConfigError, nearest
 from edgefl.experiment.config import Experiment
-from edgefl.experiment.faults import fault_plan
+from edgefl.experiment.faults import fault_plan, poisoned
 from edgefl.experiment.tables import bytes_per_s
 from edgefl.keyed import generator
 from edgefl.learning.executors import Executor, make_executor
@@ -21,6 +21,7 @@ from edgefl.learning.workload import Workload
 from edgefl.network import Access, NetworkPlan, Topology, make_mixing, make_topology, parse_link
 from edgefl.nodes import Method
 from edgefl.nodes.plan import NodeSpec, RunPlan
+from edgefl.parameters.compress import CompressConfig
 
 TASK_METRICS = {
     "classification": ("accuracy", "loss"),
@@ -58,20 +59,23 @@ def build(experiment: Experiment) -> Built:
     method, config = experiment.method.method, experiment.method.config
     dataset = load_dataset(experiment.data)
     metric = _metric(experiment, dataset)
-    parts, profiles, names = _members(experiment, method, dataset)
+    helpers = method.helper_roles(config)
+    first_device = max(len(helpers), int(method.has_server))
+    parts, profiles, names = _members(experiment, method, dataset, helpers)
     topology = _topology(experiment, method, len(profiles))
     learner = _learner(experiment, dataset)
     plan = RunPlan(
         seed=experiment.seed,
         method=method,
         config=config,
-        nodes=_nodes(experiment, method, topology, parts, profiles),
+        nodes=_nodes(experiment, topology, parts, profiles, first_device),
         network=_network(experiment, topology, names),
         learner=learner,
         rounds=experiment.stop.rounds,
         time_s=experiment.stop.time_s,
         mixing=make_mixing(experiment.network.mixing, topology) if method.needs == "connected" else None,
-        faults=fault_plan(experiment, len(profiles), first_device=int(method.has_server)),
+        faults=fault_plan(experiment, len(profiles), first_device),
+        compress=_compress(experiment, method),
     )
     if method.prepare is not None:
         method.prepare(plan)
@@ -91,18 +95,19 @@ def _metric(experiment: Experiment, dataset: Dataset) -> str:
 
 
 def _members(
-    experiment: Experiment, method: Method, dataset: Dataset
+    experiment: Experiment, method: Method, dataset: Dataset, helpers: tuple[str, ...]
 ) -> tuple[list[LocalData], list[DeviceProfile], list[str]]:
     """The data of those that hold some; the profile and the written name of every node, by id."""
     names = [name for name, count in experiment.fleet.devices.items() for _ in range(count)]
     parts = partition(dataset, len(names), experiment.data.partition, experiment.seed)
-    if method.has_server:
-        names = ["server", *names]
+    roles = experiment.fleet.roles
     if method.pools_data:
         everything = np.sort(np.concatenate([part.indices for part in parts]))
-        names, parts = names[:1], [LocalData(dataset, everything, 0, experiment.seed)]
-    server = device(experiment.fleet.roles.server, "fleet.roles.server")
-    return parts, [server if name == "server" else device(name) for name in names], names
+        parts = [LocalData(dataset, everything, 0, experiment.seed)]
+        return parts, [device(roles.server, "fleet.roles.server")], ["server"]
+    beside = {role: device(getattr(roles, role), f"fleet.roles.{role}") for role in helpers}
+    profiles = [*(beside[role] for role in helpers), *(device(name) for name in names)]
+    return parts, profiles, [*helpers, *names]
 
 
 def _topology(experiment: Experiment, method: Method, n: int) -> Topology:
@@ -124,19 +129,26 @@ def _topology(experiment: Experiment, method: Method, n: int) -> Topology:
 
 def _nodes(
     experiment: Experiment,
-    method: Method,
     topology: Topology,
     parts: list[LocalData],
     profiles: list[DeviceProfile],
+    first_device: int,
 ) -> tuple[NodeSpec, ...]:
     workload = Workload.of(experiment.train)
-    roles = method.roles_of(topology)
-    without_data = len(profiles) - len(parts)
-    data: list[LocalData | None] = [*[None] * without_data, *parts]
-    slowdowns = _slowdowns(experiment, len(profiles), int(method.has_server))
-    return tuple(
+    roles = experiment.method.method.roles_of(topology, experiment.method.config)
+    data: list[LocalData | None] = [*[None] * (len(profiles) - len(parts)), *parts]
+    slowdowns = _slowdowns(experiment, len(profiles), first_device)
+    nodes = [
         NodeSpec(roles[i], profile, workload, data[i], slowdowns[i]) for i, profile in enumerate(profiles)
-    )
+    ]
+    return tuple(poisoned(experiment, nodes, first_device))
+
+
+def _compress(experiment: Experiment, method: Method) -> CompressConfig:
+    if experiment.compress.on and not method.compresses:
+        accepted = f"none: {method.name} does not send updates that can be compressed"
+        raise ConfigError("compress.name", experiment.compress.name, accepted)
+    return experiment.compress
 
 
 def _slowdowns(experiment: Experiment, n: int, first_device: int) -> list[float]:
@@ -159,7 +171,7 @@ def _slowdowns(experiment: Experiment, n: int, first_device: int) -> list[float]
 def _network(experiment: Experiment, topology: Topology, names: list[str]) -> NetworkPlan:
     network = experiment.network
     written = network.links
-    known = {"default", "server", *experiment.fleet.devices}
+    known = {"default", "server", "edge", *experiment.fleet.devices}
     for name in written:
         if name not in known:
             raise ConfigError(

@@ -27,6 +27,7 @@ from edgefl.experiment.toml import checked, read_toml, write_toml
 from edgefl.learning.executors import DEFAULT_GROUP
 from edgefl.learning.models import ModelConfig
 from edgefl.learning.workload import TrainConfig
+from edgefl.parameters.compress import CompressConfig
 
 FAIR_UP_TO = 300
 """Nodes up to which flows share links by max-min unless the file says otherwise."""
@@ -62,6 +63,7 @@ class Experiment(Table):
     data: DataConfig = DataConfig()
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = TrainConfig()
+    compress: CompressConfig = CompressConfig()
     faults: FaultsTable = FaultsTable()
     evaluate: EvaluateTable = EvaluateTable()
     stop: Stop
@@ -144,6 +146,7 @@ def parse_experiment(tables: Mapping[str, Any]) -> Experiment:
     for name in experiment.fleet.devices:
         device(name)
     device(experiment.fleet.roles.server, "fleet.roles.server")
+    device(experiment.fleet.roles.edge, "fleet.roles.edge")
     return experiment
 
 
@@ -206,7 +209,8 @@ def _anchored(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(network, dict):
         _anchor(network.get("topology"), "file", folder)
     if isinstance(fleet, dict):
-        _anchor(fleet.get("roles"), "server", folder)
+        for role in ("server", "edge"):
+            _anchor(fleet.get("roles"), role, folder)
         if isinstance(fleet.get("devices"), dict):
             fleet["devices"] = {_beside(name, folder): count for name, count in fleet["devices"].items()}
     return tables

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from edgefl.data import Dataset
 from edgefl.errors import ConfigError
 from edgefl.experiment.config import Experiment
 from edgefl.keyed import generator
-from edgefl.nodes.plan import Crash, FaultPlan, Partition
+from edgefl.learning.poison import Poison, poisoned_data, with_flipped_labels
+from edgefl.nodes.plan import Crash, FaultPlan, NodeSpec, Partition
 
 
 def fault_plan(experiment: Experiment, num_nodes: int, first_device: int) -> FaultPlan:
@@ -26,6 +30,32 @@ def fault_plan(experiment: Experiment, num_nodes: int, first_device: int) -> Fau
         detect_s=faults.detect_s,
         compute_jitter=faults.compute_jitter,
     )
+
+
+def poisoned(experiment: Experiment, nodes: list[NodeSpec], first_device: int) -> list[NodeSpec]:
+    """The nodes, the hostile ones among the devices made so; drawn by device, the same for all methods.
+
+    Raises ConfigError for flipped labels where there are none.
+    """
+    poison = experiment.faults.poison
+    if poison is None:
+        return nodes
+    num_devices = experiment.num_devices
+    order = generator(experiment.seed, "poisoned").permutation(num_devices)
+    chosen = [first_device + int(i) for i in order[: round(poison.share * num_devices)]]
+    flipped: Dataset | None = None
+    for i in chosen:
+        if i >= len(nodes) or (data := nodes[i].data) is None:
+            continue
+        if poison.kind != "label-flip":
+            nodes[i] = replace(nodes[i], poison=Poison(poison.kind, poison.scale))
+            continue
+        if data.dataset.task != "classification":
+            accepted = f"another kind: {data.dataset.name} has no labels to flip"
+            raise ConfigError("faults.poison.kind", poison.kind, accepted)
+        flipped = flipped or with_flipped_labels(data.dataset)
+        nodes[i] = replace(nodes[i], data=poisoned_data(data, flipped))
+    return nodes
 
 
 def _check(node: int, num_nodes: int, key: str) -> None:

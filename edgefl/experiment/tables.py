@@ -73,6 +73,8 @@ class Roles(Table):
 
     server: str = "laptop"
     """The server's device, for methods that have one; it is node 0, and holds no data."""
+    edge: str = "laptop"
+    """The device of each edge, for methods with a tier between server and devices; they hold no data."""
 
 
 class Fleet(Table):
@@ -126,8 +128,8 @@ class Network(Table):
     """W of methods that mix by one: metropolis, uniform, or a .csv or .npy file."""
     link: str | dict[str, Any] = "home"
     """How devices are connected: the name of a link class; or one link, {up = "2 Mbit/s", down = ...,
-    latency = "20 ms"}; or either by device name, with `server` (fibre where not given) and `default` (home)
-    among the names."""
+    latency = "20 ms"}; or either by device name, with `server`, `edge` (fibre where not given) and
+    `default` (home) among the names."""
     link_model: LinkModel | None = None
     """How flows share links: fair (max-min; the default up to 300 nodes), local-fair, or fifo."""
     segments: dict[str, str | Positive] = {}
@@ -166,8 +168,8 @@ class Network(Table):
 
     @property
     def links(self) -> dict[str, Any]:
-        """Links as written, by device name, "default" and "server"."""
-        standard = {"default": "home", "server": "fibre"}
+        """Links as written, by device name, "default", "server" and "edge"."""
+        standard = {"default": "home", "server": "fibre", "edge": "fibre"}
         if isinstance(self.link, str) or self.one_link:
             return {**standard, "default": self.link}
         return {**standard, **self.link}
@@ -199,12 +201,23 @@ class Churn(Table):
     """No crash later than that; stop.time_s where not given."""
 
 
+class PoisonTable(Table):
+    """Hostile devices: that share of the fleet, drawn from the seed."""
+
+    share: Annotated[float, Field(ge=0, le=1)]
+    kind: Literal["label-flip", "sign-flip", "noise", "nan"] = "sign-flip"
+    """label-flip: they train on labels c turned into C - 1 - c; sign-flip: what they change goes `scale`
+    times as far, the other way; noise: their change is noise of deviation `scale`; nan: it is no number."""
+    scale: Positive = 1.0
+
+
 class FaultsTable(Table):
     """The [faults] table: what goes wrong. Drawn from the seed: a failure found once is found again."""
 
     crashes: tuple[CrashTable, ...] = ()
     partitions: tuple[PartitionTable, ...] = ()
     churn: Churn | None = None
+    poison: PoisonTable | None = None
     detect_s: NotNegative = 1.0
     """Seconds from a crash until the others hear of it."""
     compute_jitter: Annotated[float, Field(ge=0, le=2)] = 0.0

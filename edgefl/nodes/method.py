@@ -98,7 +98,7 @@ class Method:
         """The roles of the nodes beside the fleet's devices; these have the lowest ids."""
         if self.helpers is not None:
             return self.helpers(config)
-        return ("server",) if self.has_server else ()
+        return ("server",) if self.has_server and not self.pools_data else ()
 
     def roles_of(self, topology: Topology, config: Any = None) -> tuple[str, ...]:
         """The role of each node, by id."""

@@ -54,10 +54,8 @@ def unpack_sparse(place: Tensor, entries: Tensor, size: int) -> Tensor:
         indices = place.long()
     if entries.dim() != 1 or indices.shape != entries.shape or not entries.is_floating_point():
         raise ValueError(f"{len(indices)} entries are needed, found {tuple(entries.shape)}")
-    if len(indices) and not (0 <= int(indices.min()) and int(indices.max()) < size):
-        raise ValueError(
-            f"places below {size} are needed, found {int(indices.min())} to {int(indices.max())}"
-        )
+    if bool(((indices < 0) | (indices >= size)).any()):
+        raise ValueError(f"places below {size} are needed, found {indices.tolist()[:4]}")
     dense = entries.new_zeros(size)
     dense[indices] = entries
     return dense

@@ -113,7 +113,7 @@ def _references(runtime: VirtualRuntime) -> dict[str, object]:
     for i, spec in enumerate(plan.nodes):
         named |= {f"node {i}": spec, f"data {i}": spec.data, f"workload {i}": spec.workload}
         if spec.data is not None:
-            named["dataset"] = spec.data.dataset
+            named[f"dataset {i}"] = spec.data.dataset
     if plan.learner is not None:
         model = plan.learner.model
         last = len(model.blocks)
