@@ -79,8 +79,10 @@ class Connection:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self.ended.set()
+            try:
+                await asyncio.gather(*tasks, return_exceptions=True)
+            finally:  # gRPC cancels a handler whose caller has left, even while it waits here
+                self.ended.set()
 
     async def _wait_for_replacement(self) -> None:
         await self._replaced.wait()
