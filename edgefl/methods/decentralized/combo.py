@@ -29,7 +29,7 @@ from edgefl.nodes import Check, Faults, Gone, Message, Method, MethodConfig, Nod
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.parameters.packing import pack, segment_bounds, unpack
-from edgefl.patterns.farewell import Finished, Leaving, until_all_finish
+from edgefl.patterns.farewell import Finished, Leaving, patience_s, until_all_finish
 
 
 class ComboConfig(MethodConfig):
@@ -138,7 +138,8 @@ class Desk:
 async def worker(node: Node) -> Vector:
     assert node.data is not None
     saved = node.saved or {"x": node.model.init(), "round": 0, "state": None}
-    x, first, state = saved["x"], saved["round"], saved["state"]
+    x: Vector = saved["x"]
+    first, state = saved["round"], saved["state"]
     peers = {j for j in node.fleet.ids() if j != node.id}
     desk = Desk(node)
     node.start(desk.serve())
@@ -154,7 +155,7 @@ async def worker(node: Node) -> Vector:
         x, mine = await _pulled(node, peers, t, mine), None
         node.publish(x, step=t + 1)
         await node.save(x=x, round=t + 1, state=state)
-    await until_all_finish(node, peers, timeout_s=patience_s(node))
+    await until_all_finish(node, peers, timeout_s=_patience_s(node))
     return x
 
 
@@ -169,7 +170,7 @@ async def _pulled(node: Node, peers: set[int], t: int, x: Vector) -> Vector:
     while waiting:
         asked = {j for _, j in waiting}
         answer = node.receive(Segment, Gone, sender=asked, round=t)
-        m = await node.first(answer, node.receive(Leaving, sender=asked), timeout_s=patience_s(node))
+        m = await node.first(answer, node.receive(Leaving, sender=asked), timeout_s=_patience_s(node))
         if m is None:
             break
         if isinstance(m, Segment):
@@ -213,22 +214,15 @@ async def _welcomed(node: Node, peers: set[int]) -> Snapshot | None:
     """The newest snapshot of a random living peer; None where nobody answers."""
     for j in node.rng("welcome", node.life).permutation(_living(node, peers)):
         node.send(int(j), Hello())
-        m = await node.receive(Snapshot, Gone, sender=int(j), timeout_s=patience_s(node))
+        m = await node.receive(Snapshot, Gone, sender=int(j), timeout_s=_patience_s(node))
         if isinstance(m, Snapshot):
             return m
     return None
 
 
-def patience_s(node: Node) -> float | None:
-    """How long a worker that returned waits: ten times the longest local phase and the longest transfer of R
-    models. None, without end, in a first life: a peer answers, or is gone, or says that it leaves."""
-    fleet, size = node.fleet, node.model.init().nbytes
-    others = [j for j in fleet.ids() if j != node.id]
-    if node.life == 0 or not others:
-        return None
-    train_s = max(fleet.step_s(j) * fleet.workload(j).num_steps(fleet.num_examples(j)) for j in others)
-    send_s = max(size / fleet.rate_bytes_per_s(j, node.id) + 2 * fleet.latency_s(j, node.id) for j in others)
-    return 10 * (train_s + node.config.replicas * send_s)
+def _patience_s(node: Node) -> float | None:
+    """Without end in a first life: a peer answers, or is gone, or says that it leaves."""
+    return patience_s(node, node.config.replicas) if node.life > 0 else None
 
 
 def _refuse_impossible(plan: RunPlan) -> None:
