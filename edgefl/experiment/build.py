@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from edgefl.devices import DeviceProfile, device
 from edgefl.errors import ConfigError, nearest
 from edgefl.experiment.config import Experiment
 from edgefl.experiment.faults import fault_plan, poisoned
-from edgefl.experiment.tables import bytes_per_s
+from edgefl.experiment.tables import Roles, bytes_per_s
 from edgefl.keyed import generator
 from edgefl.learning.executors import Executor, make_executor
 from edgefl.learning.learner import Learner
@@ -69,7 +70,7 @@ def build(experiment: Experiment) -> Built:
         method=method,
         config=config,
         nodes=_nodes(experiment, topology, parts, profiles, first_device),
-        network=_network(experiment, topology, names),
+        network=_network(experiment, topology, names, first_device),
         learner=learner,
         rounds=experiment.stop.rounds,
         time_s=experiment.stop.time_s,
@@ -137,7 +138,8 @@ def _nodes(
     workload = Workload.of(experiment.train)
     roles = experiment.method.method.roles_of(topology, experiment.method.config)
     data: list[LocalData | None] = [*[None] * (len(profiles) - len(parts)), *parts]
-    slowdowns = _slowdowns(experiment, len(profiles), first_device)
+    stragglers = experiment.fleet.stragglers or {}
+    slowdowns = _factors(experiment, stragglers, "fleet.stragglers", len(profiles), first_device)
     nodes = [
         NodeSpec(roles[i], profile, workload, data[i], slowdowns[i]) for i, profile in enumerate(profiles)
     ]
@@ -151,9 +153,11 @@ def _compress(experiment: Experiment, method: Method) -> CompressConfig:
     return experiment.compress
 
 
-def _slowdowns(experiment: Experiment, n: int, first_device: int) -> list[float]:
-    """How many times longer each node's work takes; drawn by device, so that all methods have the same."""
-    slowdowns, given = [1.0] * n, experiment.fleet.stragglers or {}
+def _factors(
+    experiment: Experiment, given: Mapping[str, float], key: str, n: int, first_device: int
+) -> list[float]:
+    """How many times slower each node is; drawn by device: all methods and tables have the same."""
+    slowdowns = [1.0] * n
     if "share" in given:
         num_devices = experiment.num_devices
         order = generator(experiment.seed, "stragglers").permutation(num_devices)
@@ -163,15 +167,15 @@ def _slowdowns(experiment: Experiment, n: int, first_device: int) -> list[float]
         return slowdowns
     for word, factor in given.items():
         if int(word) >= n:
-            raise ConfigError(f"fleet.stragglers.{word}", factor, f"nodes 0 to {n - 1}")
+            raise ConfigError(f"{key}.{word}", factor, f"nodes 0 to {n - 1}")
         slowdowns[int(word)] = factor
     return slowdowns
 
 
-def _network(experiment: Experiment, topology: Topology, names: list[str]) -> NetworkPlan:
+def _network(experiment: Experiment, topology: Topology, names: list[str], first_device: int) -> NetworkPlan:
     network = experiment.network
     written = network.links
-    known = {"default", "server", "edge", *experiment.fleet.devices}
+    known = {"default", *Roles.model_fields, *experiment.fleet.devices}
     for name in written:
         if name not in known:
             raise ConfigError(
@@ -182,7 +186,10 @@ def _network(experiment: Experiment, topology: Topology, names: list[str]) -> Ne
     for cap in network.caps:
         if not (0 <= cap.sender < n and 0 <= cap.receiver < n):
             raise ConfigError("network.caps", (cap.sender, cap.receiver), f"a pair of nodes 0 to {n - 1}")
-    access: tuple[Access, ...] = tuple(links.get(name, links["default"]) for name in names)
+    thinner = _factors(experiment, network.stragglers or {}, "network.stragglers", n, first_device)
+    access = tuple(
+        _thin(links.get(name, links["default"]), by) for name, by in zip(names, thinner, strict=True)
+    )
     assert network.link_model is not None
     return NetworkPlan(
         topology=topology,
@@ -191,6 +198,11 @@ def _network(experiment: Experiment, topology: Topology, names: list[str]) -> Ne
         segments={k: bytes_per_s(v, f"network.segments.{k}") for k, v in network.segments.items()},
         caps={(cap.sender, cap.receiver): bytes_per_s(cap.rate, "network.caps") for cap in network.caps},
     )
+
+
+def _thin(access: Access, factor: float) -> Access:
+    """The same link with an uplink so many times slower."""
+    return access.model_copy(update={"up_bytes_per_s": access.up_bytes_per_s / factor})
 
 
 def _learner(experiment: Experiment, dataset: Dataset) -> Learner:

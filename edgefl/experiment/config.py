@@ -20,6 +20,7 @@ from edgefl.experiment.tables import (
     Fleet,
     MethodTable,
     Network,
+    Roles,
     Stop,
     Table,
 )
@@ -37,6 +38,7 @@ _NAMES_NOT_KEYS = (
     ("fleet", "stragglers"),
     ("network", "link"),
     ("network", "segments"),
+    ("network", "stragglers"),
 )
 """Tables whose keys are names of things: an overlay replaces them whole."""
 
@@ -209,7 +211,7 @@ def _anchored(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     if isinstance(network, dict):
         _anchor(network.get("topology"), "file", folder)
     if isinstance(fleet, dict):
-        for role in ("server", "edge"):
+        for role in Roles.model_fields:
             _anchor(fleet.get("roles"), role, folder)
         if isinstance(fleet.get("devices"), dict):
             fleet["devices"] = {_beside(name, folder): count for name, count in fleet["devices"].items()}

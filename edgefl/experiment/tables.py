@@ -68,6 +68,24 @@ class MethodTable(BaseModel):
         return checked(self.method.config, (self.model_extra or {}).get(name, {}), f"method.{name}")
 
 
+def _factors(value: dict[str, float] | None, key: str) -> dict[str, float] | None:
+    """{share, slowdown}, or factors of at least 1 by node id. Raises ConfigError for anything else."""
+    if value is None:
+        return value
+    if not value.keys() & {"share", "slowdown"} and all(word.isdecimal() for word in value):
+        for node, factor in value.items():
+            if factor < 1:
+                raise ConfigError(f"{key}.{node}", factor, "a factor of at least 1")
+        return value
+    for word in sorted(value.keys() - {"share", "slowdown"}):
+        raise ConfigError(f"{key}.{word}", value[word], "either share and slowdown, or node ids with factors")
+    if not 0 < value.get("share", 0) <= 1:
+        raise ConfigError(f"{key}.share", value.get("share"), "a share in (0, 1]")
+    if value.get("slowdown", 0) < 1:
+        raise ConfigError(f"{key}.slowdown", value.get("slowdown"), "a factor of at least 1")
+    return value
+
+
 class Roles(Table):
     """The [fleet.roles] table: devices of roles that are not the fleet's."""
 
@@ -75,6 +93,8 @@ class Roles(Table):
     """The server's device, for methods that have one; it is node 0, and holds no data."""
     edge: str = "laptop"
     """The device of each edge, for methods with a tier between server and devices; they hold no data."""
+    generator: str = "laptop"
+    """The device of the node that forms groups, for methods that have one; it holds no data."""
 
 
 class Fleet(Table):
@@ -90,23 +110,7 @@ class Fleet(Table):
     @field_validator("stragglers")
     @classmethod
     def _of_one_form(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        key = "fleet.stragglers"
-        if value is None:
-            return value
-        if not value.keys() & {"share", "slowdown"} and all(word.isdecimal() for word in value):
-            for node, factor in value.items():
-                if factor < 1:
-                    raise ConfigError(f"{key}.{node}", factor, "a factor of at least 1")
-            return value
-        for word in sorted(value.keys() - {"share", "slowdown"}):
-            raise ConfigError(
-                f"{key}.{word}", value[word], "either share and slowdown, or node ids with factors"
-            )
-        if not 0 < value.get("share", 0) <= 1:
-            raise ConfigError(f"{key}.share", value.get("share"), "a share in (0, 1]")
-        if value.get("slowdown", 0) < 1:
-            raise ConfigError(f"{key}.slowdown", value.get("slowdown"), "a factor of at least 1")
-        return value
+        return _factors(value, "fleet.stragglers")
 
 
 class Cap(Table):
@@ -128,13 +132,21 @@ class Network(Table):
     """W of methods that mix by one: metropolis, uniform, or a .csv or .npy file."""
     link: str | dict[str, Any] = "home"
     """How devices are connected: the name of a link class; or one link, {up = "2 Mbit/s", down = ...,
-    latency = "20 ms"}; or either by device name, with `server`, `edge` (fibre where not given) and
+    latency = "20 ms"}; or either by device name, with the words of [fleet.roles] (fibre where not given) and
     `default` (home) among the names."""
     link_model: LinkModel | None = None
     """How flows share links: fair (max-min; the default up to 300 nodes), local-fair, or fifo."""
+    stragglers: dict[str, Positive] | None = None
+    """Thin uplinks: {share, slowdown}: that share of the devices, the same ones that [fleet] stragglers draws
+    first, sends so many times slower; or {"3" = 5.0}: factors by node id."""
     segments: dict[str, str | Positive] = {}
     """Rate of each shared segment that links name, bytes per second or text such as "54 Mbit/s"."""
     caps: tuple[Cap, ...] = ()
+
+    @field_validator("stragglers")
+    @classmethod
+    def _of_one_form(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        return _factors(value, "network.stragglers")
 
     @field_validator("topology", mode="before")
     @classmethod
@@ -168,8 +180,8 @@ class Network(Table):
 
     @property
     def links(self) -> dict[str, Any]:
-        """Links as written, by device name, "default", "server" and "edge"."""
-        standard = {"default": "home", "server": "fibre", "edge": "fibre"}
+        """Links as written, by device name, "default", and the roles beside the devices."""
+        standard = {"default": "home", **dict.fromkeys(Roles.model_fields, "fibre")}
         if isinstance(self.link, str) or self.one_link:
             return {**standard, "default": self.link}
         return {**standard, **self.link}

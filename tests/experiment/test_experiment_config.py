@@ -31,10 +31,13 @@ REFUSED = [
     ("fleet.devices.laptop=-3", "fleet.devices.laptop", "greater than or equal to 1"),
     ("fleet.devices={}", "fleet.devices", "at least 1"),
     ("fleet.roles.server=lptop", "fleet.roles.server", "did you mean 'laptop'?"),
-    ("fleet.roles.clients=laptop", "fleet.roles.clients", "known: edge, server"),
+    ("fleet.roles.clients=laptop", "fleet.roles.clients", "no such key; known: "),
     ("fleet.stragglers={share=1.5, slowdown=2}", "fleet.stragglers.share", "(0, 1]"),
     ("fleet.stragglers={1=0.5}", "fleet.stragglers.1", "at least 1"),
     ("fleet.stragglers={9=2}", "fleet.stragglers.9", "nodes 0 to 4"),
+    ("network.stragglers={share=0, slowdown=2}", "network.stragglers.share", "greater than 0"),
+    ("network.stragglers={share=0.5, slowdown=0.5}", "network.stragglers.slowdown", "at least 1"),
+    ("network.stragglers={9=2}", "network.stragglers.9", "nodes 0 to 4"),
     ("network.topology=rng", "network.topology.name", "did you mean 'ring'?"),
     ("network.mixing=metropoli", "network.mixing", "did you mean 'metropolis'?"),
     ("network.link=hom", "network.link", "did you mean 'home'?"),
@@ -187,3 +190,22 @@ def test_the_same_device_is_the_same_in_every_method(tmp_path: Path) -> None:
     crashes = [(c.node - 1, c.at_s, c.down_s) for c in star.plan.faults.crashes]
     assert crashes == [(c.node, c.at_s, c.down_s) for c in ring.plan.faults.crashes]
     assert crashes and all(at_s < 30 for _, at_s, _ in crashes)
+
+
+def test_thin_uplinks_go_by_device_and_leave_the_rest_of_the_link(tmp_path):
+    """The same devices as with stragglers that compute; a node beside the devices keeps its own link."""
+    overrides = [
+        "fleet.stragglers={share=0.5, slowdown=3}",
+        "network.stragglers={share=0.5, slowdown=8}",
+        "network.link={default='home', server='wifi-5'}",
+    ]
+    for method in ("fedavg", "d-psgd"):
+        plan = build(load_experiment(small_file(tmp_path), overrides, method=method)).plan
+        slow = [i for i, spec in enumerate(plan.nodes) if spec.slowdown == 3]
+        home = min(plan.network.access, key=lambda a: a.up_bytes_per_s).up_bytes_per_s * 8
+        thin = [i for i, a in enumerate(plan.network.access) if a.up_bytes_per_s == home / 8]
+        assert slow == thin and len(thin) == 2
+        assert len({a.down_bytes_per_s for i, a in enumerate(plan.network.access) if i in thin}) == 1
+    explicit = build(load_experiment(small_file(tmp_path), ["network.stragglers={2=4}"])).plan.network.access
+    assert explicit[2].up_bytes_per_s == explicit[1].up_bytes_per_s / 4
+    assert explicit[2].down_bytes_per_s == explicit[1].down_bytes_per_s
