@@ -23,7 +23,7 @@ num_test = 100
 partition = { name = "dirichlet", alpha = 0.5, min_examples = 4 }
 
 [model]
-hidden = [16]
+hidden = [16, 12]
 
 [train]
 local_steps = 3
