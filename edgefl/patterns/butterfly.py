@@ -115,6 +115,7 @@ async def butterfly_mean(
     reducer's answer, is waited for; one that is gone is given up at once. Returns (d,): a part whose reducer
     is lost keeps this node's values. With equal shares each member sends 2 (g-1) / g x d values.
     """
+    end_s = node.now() + 2 * timeout_s
     bounds = dict(zip(members, part_bounds(len(values), shares), strict=True))
     reducers = [j for j in members if j != node.id and bounds[j][0] < bounds[j][1]]
     for j in reducers:
@@ -125,7 +126,6 @@ async def butterfly_mean(
         mine = values[begin:end]
         mean = await _reduce(node, members, mine, weight, group, timeout_s)
         result[begin:end] = mean
-    end_s = node.now() + 2 * timeout_s
     waiting = set(reducers)
     while waiting:
         left_s = end_s - node.now()
