@@ -146,7 +146,7 @@ def test_the_bipartite_graph_contracts_at_its_long_run_factor():
     assert 0.87 < factor < 0.93
 
 
-@pytest.mark.parametrize("n", [2, 4, 8, 16])
+@pytest.mark.parametrize("n", [2, 16, *(pytest.param(n, marks=pytest.mark.slow) for n in (4, 8))])
 def test_ten_thousand_exchanges_with_loss_and_jitter_all_end(n):
     """Back to back, beside slow gradients; the transport sends lost packets again, so loss only delays."""
     links = access(1e6, latency_s=1e-3, jitter=0.9, loss=0.05)
