@@ -50,7 +50,6 @@ class Method:
 
     roles: programs by role, the server's first where there is one. ends_with: the run ends when all
     nodes of these roles have returned; the others are cancelled. needs: the topology. evaluates: what
-    nodes of these roles have returned; the others are cancelled. needs: the topology. evaluates: what
     final accuracy means: the server's model, each node's own (mean over nodes), the mean model, the
     parts of one model joined, or personal: each client's own part with the server's model for the rest.
     stateless: roles that carry nothing from one receive at the top of their loop to the next. may_fail:

@@ -50,6 +50,7 @@ ALL_MODELS = {
     "resnet-group": ({"name": "resnet", "channels": (4, 6), "norm": "group"}, IMAGE),
     "resnet-none": ({"name": "resnet", "channels": (4, 6), "norm": "none"}, IMAGE),
     "resnet-batch": ({"name": "resnet", "channels": (4, 6), "norm": "batch"}, IMAGE),
+    "vgg": ({"name": "vgg", "channels": (3, 4), "pooled": (2,), "hidden": 6}, IMAGE),
     "char-lstm": ({"name": "char-lstm", "hidden": 6, "embedding": 3}, TEXT),
     "transformer": ({"name": "transformer", "width": 8, "heads": 2}, TEXT),
 }

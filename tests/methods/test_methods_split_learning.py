@@ -50,7 +50,7 @@ def test_momentum_goes_along_from_client_to_client():
 
 
 def test_bytes_at_the_cut_and_of_the_handover():
-    """Up 4 B q and 8 bytes per label; down 4 B q; the front goes there and back once a turn."""
+    """Up 4 B q and 4 bytes per label; down 4 B q; the front goes there and back once a turn."""
     rounds, clients, steps, B, q = 2, 3, 4, 16, 64
     plan = small_plan("split-learning", clients, rounds=rounds, train={"local_steps": steps, "batch_size": B})
     table = run(plan).traffic.table
@@ -58,9 +58,10 @@ def test_bytes_at_the_cut_and_of_the_handover():
     sent = {kind: sum(row[1] for (_, _, k), row in table.items() if k == kind) for _, _, kind in table}
     front = 64 * 64 + 64
     assert sent == {
-        "SmashedData": num_batches * (4 * B * q + 8 * B),
+        "SmashedData": num_batches * (4 * B * q + 4 * B),
         "SmashedGradient": num_batches * 4 * B * q,
-        "Turn": 2 * rounds * clients * 4 * front,
+        "Front": rounds * clients * 4 * front,
+        "FrontBack": rounds * clients * 4 * front,
     }
 
 
@@ -77,4 +78,4 @@ def test_a_client_that_leaves_in_its_turn_is_passed_over():
     )
     outcome = run(plan)
     assert outcome.status == "finished"
-    assert outcome.traffic.table[0, 2, "Turn"][0] == 4
+    assert outcome.traffic.table[0, 2, "Front"][0] == 4

@@ -11,7 +11,7 @@ from edgefl.data import Dataset
 from edgefl.errors import ConfigError, nearest
 from edgefl.learning.model import Model
 from edgefl.learning.models.base import Options, Problem
-from edgefl.learning.models.conv import CNNOptions, ResNetOptions
+from edgefl.learning.models.conv import CNNOptions, ResNetOptions, VGGOptions
 from edgefl.learning.models.dense import LinearOptions, MLPOptions
 from edgefl.learning.models.text import LSTMOptions, TransformerOptions
 
@@ -22,6 +22,7 @@ MODELS: dict[str, type[Options]] = {
     "mlp": MLPOptions,
     "cnn": CNNOptions,
     "resnet": ResNetOptions,
+    "vgg": VGGOptions,
     "char-lstm": LSTMOptions,
     "transformer": TransformerOptions,
 }
@@ -36,7 +37,7 @@ class ModelConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="allow")
 
     name: str = "mlp"
-    """linear, mlp, cnn, resnet, char-lstm or transformer."""
+    """linear, mlp, cnn, resnet, vgg, char-lstm or transformer."""
     load: str | None = None
     """Start from the weights in this safetensors file."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Literal
@@ -30,6 +31,47 @@ class ConvPool(nn.Conv2d):
 
     def forward(self, x: Tensor) -> Tensor:
         return functional.relu(functional.max_pool2d(super().forward(x), 2))
+
+
+class Conv(nn.Conv2d):
+    """Convolution and ReLU: (B, C, H, W) to (B, C', H, W)."""
+
+    def __init__(self, in_channels: int, out_channels: int, kernel_size: int) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, padding=kernel_size // 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.relu(super().forward(x))
+
+
+class VGGOptions(Options):
+    """Convolutions of 3 x 3, some with pooling, then two dense layers, after VGG (Simonyan and Zisserman
+    2015, https://arxiv.org/abs/1409.1556): many blocks of unlike cost, a model to cut."""
+
+    channels: tuple[int, ...] = Field(default=(32, 32, 64, 64, 128), min_length=1)
+    """Channels of each convolution."""
+    pooled: tuple[int, ...] = (2, 4, 5)
+    """Convolutions, counted from 1, that are followed by 2 x 2 max pooling."""
+    hidden: int = Field(default=128, gt=0)
+    """Units of the hidden dense layer."""
+
+    def blocks(self, problem: Problem) -> Blocks:
+        before, height, width = image_shape("vgg", problem)
+        halvings = sum(1 for i in self.pooled if 1 <= i <= len(self.channels))
+        if min(height, width) < 2**halvings or halvings < len(set(self.pooled)):
+            most = int(math.log2(min(height, width)))
+            accepted = f"convolutions 1 to {len(self.channels)}, at most {most} of them"
+            raise ConfigError("model.pooled", self.pooled, accepted)
+        blocks: list[tuple[str, Callable[[], nn.Module]]] = []
+        for i, channels in enumerate(self.channels, start=1):
+            kind = ConvPool if i in self.pooled else Conv
+            blocks.append((f"conv{i}", partial(kind, before, channels, 3)))
+            before = channels
+        flat = before * (height // 2**halvings) * (width // 2**halvings)
+        return (
+            *blocks,
+            ("hidden", partial(Dense, flat, self.hidden, True)),
+            ("output", partial(Dense, self.hidden, problem.num_outputs, False)),
+        )
 
 
 class CNNOptions(Options):

@@ -1,0 +1,93 @@
+"""HSFL, layerwise (Sun et al. 2024, https://arxiv.org/abs/2411.13907): fronts are averaged with the rears.
+
+The planner of `hsfl` gives each client k a cut c_k, a share x_k of the link and a share y_k of the server. A
+round: the client gets its front of W, trains its batches with a rear of its own on the server, and returns
+the front; every layer of W becomes the mean over all clients, front or rear alike, weighted by n_k.
+With one cut for all it is SplitFed V1, and for any cuts the result of a round is FedAvg's.
+
+Choices: as in `hsfl`; the whole model may be the client's (`allow_local`).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from edgefl.methods.split.hsfl import HSFLConfig
+from edgefl.nodes import Back, Faults, Method, Node
+from edgefl.parameters import Vector, WeightedMean
+from edgefl.patterns.rounds import somebody_alive
+from edgefl.patterns.split import (
+    Front,
+    FrontBack,
+    Link,
+    SmashedData,
+    SmashedGradient,
+    begin_turn,
+    finished,
+    joined,
+    mean_of,
+    serve_turns,
+    shared_front,
+)
+from edgefl.planning.assign import SplitFleet, hsfl_plan, refuse_unfit_hsfl
+
+
+class HSFLLayerwiseConfig(HSFLConfig):
+    """As HSFL's."""
+
+    allow_local: bool = Field(default=True)
+    """Whether a client may train the whole model by itself."""
+
+
+async def server(node: Node) -> Vector:
+    config: HSFLLayerwiseConfig = node.config
+    fleet = SplitFleet.of(node.fleet, node.learner, node.seed)
+    clients = node.fleet.ids("client")
+    saved = node.saved or {"w": node.model.init(), "round": 0, "slowdowns": dict.fromkeys(clients, 1.0)}
+    w: Vector = saved["w"]
+    slowdowns: dict[int, float] = dict(saved["slowdowns"])
+    for t in node.rounds(saved["round"]):
+        await somebody_alive(node, clients)
+        node.take(Back)
+        plan = hsfl_plan(fleet, config, moves_front=True, slowdowns=[slowdowns[k] for k in clients])
+        began_s, turns = node.now(), []
+        for n, k in enumerate(clients):
+            rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
+            link = Link(k, (node.life, t), config.cut_bits, rate)
+            turns.append(begin_turn(node, link, plan.cuts[n], w, share=plan.shares.server[n]))
+        mean, losses, busy_s = WeightedMean(w.layout), [], {}
+        for turn in await finished(node, turns):
+            if (served := turn.value) is not None:
+                k = served.back.sender
+                mean.add(joined(node.model, served), node.fleet.num_examples(k))  # n_k / sum n_k
+                losses.append(served.loss)
+                busy_s[k] = served.back.busy_s
+        w = mean.value(otherwise=w)
+        if (t + 1) % config.replan_rounds == 0:
+            slowdowns = fleet.measured(plan.cuts, busy_s, slowdowns, above=0.0)
+        node.record(
+            round=t, reports=mean.count, missing=len(clients) - mean.count, train_loss=mean_of(losses),
+            round_s=node.now() - began_s, planned_round_s=plan.shares.round_s,
+        )  # fmt: skip
+        node.publish(w, step=t + 1)
+        await node.save(w=w, round=t + 1, slowdowns=slowdowns)
+    return w
+
+
+async def client(node: Node) -> None:
+    await serve_turns(node, Front, shared_front)
+
+
+METHOD = Method(
+    name="hsfl-layerwise",
+    title="Heterogeneous split federated learning, every layer averaged over all",
+    paper="Sun et al. 2024, https://arxiv.org/abs/2411.13907",
+    roles={"server": server, "client": client},
+    messages=(Front, SmashedData, SmashedGradient, FrontBack),
+    config=HSFLLayerwiseConfig,
+    ends_with=("server",),
+    needs="star",
+    evaluates="server",
+    prepare=refuse_unfit_hsfl,
+    tolerates=Faults(crashes=True, returns=True, partitions=True),
+)

@@ -1,0 +1,1 @@
+"""Workload assignment: from profiles, links and model costs to each node's share of the work."""
