@@ -68,6 +68,10 @@ class Vector:
     def __neg__(self) -> Vector:
         return self._scale(torch.neg)
 
+    def moved(self, change: Vector, rate: float) -> Vector:
+        """self + rate change, rounded as lerp by a rate below 1/2 rounds it."""
+        return self._combine(change, lambda a, b: torch.add(a, b, alpha=rate))
+
     def lerp(self, other: Vector, share: float) -> Vector:
         """(1 - share) self + share other; share 1 gives `other` bit for bit, share 0 self."""
         return self._combine(other, lambda a, b: torch.lerp(a, b, share))

@@ -1,12 +1,117 @@
-"""Beginning a round: somebody to ask, and the cohort."""
+"""Rounds of a synchronous server: whom to ask, whose reports count, and when a round is over."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
+from pydantic import Field
 
-from edgefl.nodes import Back, Node
+from edgefl.learning.work import Work
+from edgefl.nodes import Back, Message, MethodConfig, Node
+from edgefl.patterns.gather import gather
+from edgefl.patterns.reports import MOST_NORM, Intake
+
+
+class RoundConfig(MethodConfig):
+    """The rules of a round, for every method that has rounds and a server."""
+
+    client_fraction: float = Field(default=1.0, gt=0, le=1)
+    """C: share of the clients in a round's cohort, at least one client."""
+    over_selection: float = Field(default=0.0, ge=0)
+    """o: choose ceil((1 + o) m) clients, close the round at the m-th report and have the rest stop."""
+    round_deadline_s: float | None = Field(default=None, gt=0)
+    """Seconds from the start of a round to its end, whoever has reported; None: wait for all that live."""
+    min_reports: int = Field(default=1, ge=1)
+    """Fewest reports that make a round count."""
+    max_update_norm: float = Field(default=MOST_NORM, gt=0)
+    """Larger changes of a client are refused."""
+
+
+M = TypeVar("M", bound=Message)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Stop(Message):
+    """The round is closed: leave its work."""
+
+    stale_by = "round"
+    round: int
+
+
+class Round:
+    """One round: its cohort, drawn anew; counted: the senders of the reports that count, as they came.
+
+    Choices: a report of an older round is dropped and counted; one that is refused (see Intake) is not waited
+    for again; with fewer than min_reports the round is void.
+    """
+
+    def __init__(self, node: Node, t: int, clients: Sequence[int], intake: Intake) -> None:
+        config: RoundConfig = node.config
+        self._node, self.t, self._config, self._intake = node, t, config, intake
+        self.wanted = max(round(config.client_fraction * len(clients)), 1)
+        size = math.ceil((1 + config.over_selection) * self.wanted)
+        self.cohort = cohort(node.rng("cohort", t), clients, size)
+        self.counted: list[int] = []
+        self._losses: list[float] = []
+        self._refused = 0
+
+    async def reports(self, kind: type[M], check: Callable[[M], T | None]) -> AsyncIterator[tuple[M, T]]:
+        """Reports that count, with what `check` makes of them (None: it refused), as they come.
+
+        Ends when all of the cohort that live have reported, `wanted` reports count, or time is up.
+        """
+        timeout_s = self._config.round_deadline_s
+        waiting = set(self.cohort)
+        async for r in gather(self._node, kind, self.cohort, round=self.t, timeout_s=timeout_s):
+            waiting.discard(r.sender)
+            found = check(r)
+            if found is None:
+                self._refused += 1
+                continue
+            self.counted.append(r.sender)
+            self._losses.append(getattr(r, "loss", math.nan))
+            yield r, found
+            if len(self.counted) == self.wanted:
+                break
+        if waiting and self._config.over_selection:
+            self._node.send(waiting, Stop(self.t))
+
+    @property
+    def counts(self) -> bool:
+        """Whether enough have reported."""
+        return len(self.counted) >= self._config.min_reports
+
+    def record(self) -> None:
+        """Write who reported and who did not: lost with their node, refused, or late."""
+        missing = len(self.cohort) - len(self.counted)
+        gone = [k for k in self.cohort if k not in self.counted and not self._node.fleet.alive(k)]
+        late = max(0, missing - self._refused - len(gone))
+        losses = [loss for loss in self._losses if math.isfinite(loss)]
+        self._node.record(
+            round=self.t,
+            reports=len(self.counted),
+            missing=missing,
+            late=late,
+            lost=len(gone),
+            refused=self._refused,
+            train_loss=sum(losses) / len(losses) if losses else math.nan,
+        )
+
+
+async def unless_stopped(node: Node, work: Work, t: int) -> Any:
+    """What the work comes to; None when the server closes round t first: the rest of it is not done."""
+    if not node.config.over_selection:
+        return await node.compute(work)
+    computing = node.start(node.compute(work))
+    if await node.first(computing, node.receive(Stop, round=t)) is computing:
+        return computing.value
+    computing.cancel()
+    return None
 
 
 def cohort(rng: np.random.Generator, ids: Sequence[int], size: int) -> list[int]:
@@ -16,7 +121,7 @@ def cohort(rng: np.random.Generator, ids: Sequence[int], size: int) -> list[int]
     return sorted(int(i) for i in rng.choice(np.asarray(ids), size, replace=False))
 
 
-async def somebody_alive(node: Node, ids: Sequence[int]) -> None:
+async def somebody_alive(node: Node, ids: Collection[int]) -> None:
     """Wait for one of `ids` to return while all of them are gone; at once where one lives.
 
     Without it a server whose clients are all gone would run through its void rounds in no time.

@@ -76,7 +76,7 @@ async def exponential_client(node):
     while True:
         newer = await node.receive(GlobalModel, timeout_s=float(node.rng("time", m.round).exponential()))
         if newer is None:
-            node.send(m.sender, LocalModel(m.round, m.parameters, 1, 0.0))
+            node.send(m.sender, LocalModel(m.round, m.parameters, 1, 1, 0.0))
             newer = await node.receive(GlobalModel)
         m = newer
 

@@ -7,119 +7,132 @@ Choices: a round of [stop] is as many updates as there are clients; all clients 
 `concurrency` says less; with max_staleness an older update is dropped and counted, and its sender gets
 the current model. A client that is gone ends its own chain only; one that returns downloads anew, and work
 that its earlier life was given counts but frees nobody. A version that the server lost in a crash is fresh.
+[compress]: updates carry y - x_tau, packed; the server keeps x_tau while it is out, and refuses an update
+whose x_tau it no longer knows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from functools import partial
+from typing import Any
 
 from pydantic import Field
 
 from edgefl.learning.work import LocalSGD, Trained
-from edgefl.nodes import Back, Faults, Gone, Message, Method, MethodConfig, Node
+from edgefl.nodes import Back, Faults, Gone, Message, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.asynchronous import Chains, Merge, StalenessConfig, discount
+from edgefl.patterns.compression import Sent, Uplink
+from edgefl.patterns.reports import Intake, is_finite
 
 
-class FedAsyncConfig(MethodConfig):
+class FedAsyncConfig(StalenessConfig):
     """alpha, s, rho; the local training is [train]'s."""
 
     mixing_weight: float = Field(default=0.6, gt=0, le=1)
     """alpha: share of a fresh update in the new model."""
-    staleness: Literal["constant", "polynomial", "hinge"] = "polynomial"
-    """s(u): 1; (1 + u)^-a; or 1 up to u = b, then 1 / (a (u - b) + 1)."""
-    staleness_a: float | None = Field(default=None, gt=0)
-    """a: 0.5 for polynomial and 10 for hinge where not given."""
-    staleness_b: int = Field(default=4, ge=0)
-    """b: updates that a hinge forgives."""
     proximal_rho: float = Field(default=0.005, ge=0)
     """rho: weight of the proximal term of local training."""
-    max_staleness: int | None = Field(default=None, ge=0)
-    """Older updates are dropped."""
-    concurrency: int | None = Field(default=None, ge=1)
-    """Most clients at work at a time."""
 
 
 @dataclass(frozen=True)
 class GlobalModel(Message):
+    """turn: how often the receiver has been given a model; counted: that of its last update that counted."""
+
     newest_by = ("sender",)
     version: int
-    turn: int
     parameters: Vector
+    turn: int
+    counted: int
 
 
 @dataclass(frozen=True)
 class Update(Message):
+    """parameters: y, or what the method makes of it; given, version, turn: the server's life in which it gave
+    the model that this began from, its version, and which of the client's it was."""
+
+    once_by = ("sender", "life", "given", "turn")
+    given: int
     version: int
     turn: int
-    parameters: Vector
+    parameters: Sent
     loss: float
 
 
-def discount(config: FedAsyncConfig, u: int) -> float:
-    """s(u), the factor by which staleness shrinks an update's weight.
+async def serve(node: Node, merge: Merge, *, keep_starts: bool) -> Vector:
+    """The server's loop, for FedAsync and its siblings with another merge."""
+    clients = node.fleet.ids("client")
+    saved = node.saved or {"x": node.model.init(), "t": 0, "taken": 0}
+    x: Vector = saved["x"]
+    t, taken = saved["t"], saved["taken"]
+    chains = Chains(node, clients, saved, keep=keep_starts)
+    intake = Intake(node, node.config.max_update_norm)
+    for r in node.rounds(taken // len(clients)):
+        while taken < (r + 1) * len(clients):
+            chains.hand_out(x, partial(GlobalModel, t, x))
+            m = await node.receive(Update, Gone, Back)
+            if isinstance(m, Gone):
+                chains.lose(m.sender)
+                continue
+            if isinstance(m, Update):
+                current = chains.is_current(m.sender, m.given, m.turn)
+                start = chains.starts.get(m.sender) if current else None
+                u = max(0, t - m.version)
+                if node.config.max_staleness is not None and u > node.config.max_staleness:
+                    node.record(staleness=u, dropped=1)
+                elif (update := merge.opened(intake, m, x, start)) is None:
+                    node.record(refused=1)
+                else:
+                    new, taken = merge.take(x, update, u), taken + 1
+                    chains.counted[m.sender] = m.turn
+                    node.record(staleness=u, train_loss=m.loss)
+                    if new is not None and is_finite(new):
+                        x, t = new, t + 1
+                        node.publish(x, step=t)
+                if not current:
+                    continue
+            chains.rest(m.sender)
+        await node.save(x=x, t=t, taken=taken, merge=merge.state(), **chains.state())
+    return x
 
-    >>> discount(FedAsyncConfig(staleness="hinge"), 4), discount(FedAsyncConfig(staleness="hinge"), 5)
-    (1.0, 0.09090909090909091)
-    """
-    a, b = config.staleness_a, config.staleness_b
-    if config.staleness == "polynomial":
-        return float((1 + u) ** -(0.5 if a is None else a))
-    if config.staleness == "hinge" and u > b:
-        return 1 / ((10 if a is None else a) * (u - b) + 1)
-    return 1.0
+
+class Mix:
+    """x <- (1 - alpha s(u)) x + alpha s(u) y."""
+
+    def __init__(self, config: FedAsyncConfig) -> None:
+        self._config = config
+
+    def opened(self, intake: Intake, m: Update, x: Vector, start: Vector | None) -> Vector | None:
+        if isinstance(m.parameters, Vector):
+            return intake.model(m.sender, m.parameters, x)
+        if start is None:
+            intake.refuse(m.sender, "the model that it began from is not known any more")
+            return None
+        return intake.model(m.sender, m.parameters, start)
+
+    def take(self, x: Vector, update: Vector, u: int) -> Vector:
+        return x.lerp(update, self._config.mixing_weight * discount(self._config, u))
+
+    def state(self) -> Any:
+        return None
 
 
 async def server(node: Node) -> Vector:
-    config: FedAsyncConfig = node.config
-    clients = node.fleet.ids("client")
-    saved = node.saved or {"x": node.model.init(), "t": 0, "turns": {}, "life": -1}
-    x: Vector = saved["x"]
-    t, turns = saved["t"], dict(saved["turns"])
-    resting, working = dict.fromkeys(clients), set[int]()
-    if saved["life"] == node.life:  # in a new life nobody is known to be at work
-        resting, working = dict.fromkeys(saved["resting"]), set(saved["working"])
-
-    def hand_out() -> None:
-        """Give the current model to those who rest, as far as concurrency allows."""
-        while resting and len(working) < (config.concurrency or len(clients)):
-            k = next(iter(resting))
-            del resting[k]
-            if node.fleet.alive(k):
-                working.add(k)
-                turns[k] = turns.get(k, -1) + 1  # how often k has been given a model
-                node.send(k, GlobalModel(t, turns[k], x))
-
-    for r in node.rounds(t // len(clients)):
-        while t < (r + 1) * len(clients):
-            hand_out()
-            m = await node.receive(Update, Gone, Back)
-            if isinstance(m, Update):
-                u = max(0, t - m.version)
-                if config.max_staleness is not None and u > config.max_staleness:
-                    node.record(staleness=u, dropped=1)
-                else:
-                    x = x.lerp(m.parameters, config.mixing_weight * discount(config, u))
-                    t += 1
-                    node.record(staleness=u, train_loss=m.loss)
-                    node.publish(x, step=t)
-                if m.turn != turns.get(m.sender):
-                    continue
-            working.discard(m.sender)
-            if not isinstance(m, Gone):
-                resting[m.sender] = None
-        at_work = {"resting": tuple(resting), "working": tuple(sorted(working)), "life": node.life}
-        await node.save(x=x, t=t, turns=dict(turns), **at_work)
-    return x
+    return await serve(node, Mix(node.config), keep_starts=node.compress.on)
 
 
 async def client(node: Node) -> None:
     assert node.data is not None
+    uplink = Uplink(node)
     while True:
         m = await node.receive(GlobalModel)
+        uplink.settle(m.counted)
         work = LocalSGD(m.parameters, node.data, m.turn, node.workload, proximal_mu=node.config.proximal_rho)
         r: Trained = await node.compute(work)
-        node.send(m.sender, Update(m.version, m.turn, r.parameters, r.loss))
+        y = uplink.model(r.parameters, m.parameters, tag=m.turn)
+        await uplink.save()
+        node.send(m.sender, Update(m.life, m.version, m.turn, y, r.loss))
 
 
 METHOD = Method(
@@ -132,6 +145,7 @@ METHOD = Method(
     ends_with=("server",),
     needs="star",
     evaluates="server",
+    compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     stateless=("client",),
 )

@@ -1,95 +1,133 @@
 """FedAvg (McMahan et al. 2017, Algorithm 1, https://arxiv.org/abs/1602.05629).
 
-w: parameters; S_t: cohort of round t; n_k: examples held by client k; E epochs, batch B, step eta (in
-[train]). Differs from the paper: a round ends at its deadline, or when as many as were wanted have
-reported, and averages whoever reported; a report that comes later is dropped and counted; with fewer
-than min_reports the round is void and the parameters stay; while no client lives the server waits for
-one to return.
+w: parameters; S_t: cohort of round t, m = max(round(C N), 1) of N clients; y_k: what client k trains from w
+with E epochs, batch B, step eta (in [train]); n_k: its examples. w <- sum_R n_k y_k / sum_R n_k over those R
+of S_t whose reports count, as the paper's last versions have it.
+Delta form, the same for eta_g = 1 and weights that sum to 1: w <- w + eta_g sum_R w_k (y_k - w). With unequal
+n_k the mean over a cohort is a biased estimate of the mean over all; weighting "unbiased" is not,
+w_k = (N/m) n_k / sum n, whose sum is 1 in expectation only.
+Choices: a round ends at its deadline, or with over-selection at the m-th report, when the others are told to
+stop (Bonawitz et al. 2019); both favour fast clients. A late report is dropped and counted; with fewer than
+min_reports the round is void and w stays; an update that is refused changes nothing. While no client
+lives the server waits for one to return. [compress]: reports carry y_k - w, packed.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 from pydantic import Field
 
 from edgefl.learning.work import LocalSGD, Trained
-from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
+from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.parameters import Vector, WeightedMean
-from edgefl.patterns.gather import gather
-from edgefl.patterns.rounds import cohort, somebody_alive
+from edgefl.patterns.aggregates import Rule
+from edgefl.patterns.compression import Sent, Uplink
+from edgefl.patterns.reports import Intake, is_finite
+from edgefl.patterns.rounds import Round, RoundConfig, Stop, somebody_alive, unless_stopped
 
 
-class FedAvgConfig(MethodConfig):
-    """C and the rules of a round; E, B and eta are [train]'s."""
+class FedAvgConfig(RoundConfig):
+    """C, the rules of a round, and the weights; E, B and eta are [train]'s."""
 
-    client_fraction: float = Field(default=1.0, gt=0, le=1)
-    """C: share of the clients in a round's cohort, at least one client."""
-    over_selection: float = Field(default=0.0, ge=0)
-    """o: choose ceil((1 + o) m) clients and close the round at the m-th report (Bonawitz et al. 2019)."""
-    round_deadline_s: float | None = Field(default=None, gt=0)
-    """Seconds from the start of a round to its end, whoever has reported; None: wait for all that live."""
-    min_reports: int = Field(default=1, ge=1)
-    """Fewest reports that make a round count."""
-    weighting: Literal["samples", "uniform"] = "samples"
-    """A report's weight in the mean: n_k, or 1."""
+    weighting: Literal["samples", "uniform", "unbiased"] = "samples"
+    """w_k, up to their sum: n_k, or 1; or (N/m) n_k / sum n as it is."""
+    server_rate: float = Field(default=1.0, gt=0)
+    """eta_g: how far the model goes towards the mean."""
 
 
 @dataclass(frozen=True)
 class GlobalModel(Message):
+    """counted: the round of the receiver's last report that counted, where [compress] remembers; else -1."""
+
     newest_by = ("sender",)
     round: int
     parameters: Vector
+    counted: int = -1
 
 
 @dataclass(frozen=True)
 class LocalModel(Message):
+    """num_steps: local steps that were made."""
+
     stale_by = "round"
     once_by = ("sender", "life", "round")
     round: int
-    parameters: Vector
+    parameters: Sent
     num_examples: int
+    num_steps: int
     loss: float
 
 
-async def server(node: Node) -> Vector:
-    config: FedAvgConfig = node.config
+async def serve(node: Node, rule: Rule) -> Vector:
+    """The rounds of FedAvg, and of its siblings with another rule."""
     clients = node.fleet.ids("client")
-    saved = node.saved or {"w": node.model.init(), "round": 0}
+    saved = node.saved or {"w": node.model.init(), "round": 0, "state": None, "counted": {}}
     w: Vector = saved["w"]
-    wanted = max(round(config.client_fraction * len(clients)), 1)
+    state, counted = saved["state"], dict(saved["counted"])
+    intake = Intake(node, node.config.max_update_norm)
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
-        S_t = cohort(node.rng("cohort", t), clients, math.ceil((1 + config.over_selection) * wanted))
-        node.send(S_t, GlobalModel(t, w))
-        mean = WeightedMean(w.layout)
-        losses = []
-        async for r in gather(node, LocalModel, S_t, round=t, timeout_s=config.round_deadline_s):
-            mean.add(r.parameters, r.num_examples if config.weighting == "samples" else 1)  # n_k / sum n_k
-            losses.append(r.loss)
-            if len(losses) == wanted:
-                break
-        if len(losses) >= config.min_reports:
-            w = mean.value(otherwise=w)
-        node.record(round=t, reports=len(losses), missing=len(S_t) - len(losses), train_loss=_mean(losses))
+        S_t = Round(node, t, clients, intake)
+        if node.compress.remembers:
+            for k in S_t.cohort:
+                node.send(k, GlobalModel(t, w, counted.get(k, -1)))
+        else:
+            node.send(S_t.cohort, GlobalModel(t, w))
+        aggregate = rule(node, w, state)
+        async for r, y in S_t.reports(LocalModel, partial(intake.report, w)):
+            aggregate.add(r, y)
+        new = aggregate.value() if S_t.counts else None
+        if new is not None and is_finite(new[0]):
+            w, state = new
+        elif new is not None:
+            node.note("void", f"round {t}: the new model would not be finite")
+        S_t.record()
+        if node.compress.remembers:
+            counted |= dict.fromkeys(S_t.counted, t)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1)
+        await node.save(w=w, round=t + 1, state=state, counted=dict(counted))
     return w
+
+
+class Mean:
+    """The weighted mean of what was reported, or a step of eta_g towards it: FedAvg's rule."""
+
+    def __init__(self, node: Node, w: Vector, state: None) -> None:
+        self._node, self._w = node, w
+        self._mean = WeightedMean(w.layout)
+
+    def add(self, r: LocalModel, y: Vector) -> None:
+        self._mean.add(y, 1 if self._node.config.weighting == "uniform" else r.num_examples)  # n_k / sum n_k
+
+    def value(self) -> tuple[Vector, None]:
+        config, w, clients = self._node.config, self._w, self._node.fleet.ids("client")
+        rate: float = config.server_rate
+        if config.weighting == "unbiased":
+            total = sum(map(self._node.fleet.num_examples, clients))
+            rate *= len(clients) * self._mean.weight / (self._mean.count * total)
+        mean = self._mean.value(otherwise=w)
+        return (mean if rate == 1 else w + (mean - w) * rate), None
+
+
+async def server(node: Node) -> Vector:
+    return await serve(node, Mean)
 
 
 async def client(node: Node) -> None:
     assert node.data is not None
+    uplink = Uplink(node)
     while True:
         m = await node.receive(GlobalModel)
+        uplink.settle(m.counted)
         work = LocalSGD(m.parameters, node.data, m.round, node.workload)  # E, B, eta
-        r: Trained = await node.compute(work)
-        node.send(m.sender, LocalModel(m.round, r.parameters, len(node.data), r.loss))
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values) if values else math.nan
+        r: Trained | None = await unless_stopped(node, work, m.round)
+        if r is not None:
+            y_k = uplink.model(r.parameters, m.parameters, tag=m.round)
+            await uplink.save()
+            node.send(m.sender, LocalModel(m.round, y_k, len(node.data), r.num_steps, r.loss))
 
 
 METHOD = Method(
@@ -97,11 +135,12 @@ METHOD = Method(
     title="Federated averaging",
     paper="McMahan et al. 2017, https://arxiv.org/abs/1602.05629",
     roles={"server": server, "client": client},
-    messages=(GlobalModel, LocalModel),
+    messages=(GlobalModel, LocalModel, Stop),
     config=FedAvgConfig,
     ends_with=("server",),
     needs="star",
     evaluates="server",
+    compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     stateless=("client",),
 )

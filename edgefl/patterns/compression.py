@@ -1,0 +1,79 @@
+"""[compress], between a method's client and its server: the one place where updates become smaller.
+
+Sources: error feedback, Stich et al. 2018 (https://arxiv.org/abs/1809.07599), with the rate inside the
+memory: u = change + e, send C(u), e <- u - C(u). Choice: what was sent and did not count goes back, e <- u;
+what counts is known when the next model comes, which says which of the client's updates counted last.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgefl.nodes import Node
+from edgefl.parameters import Layout, Vector
+from edgefl.parameters.compress import Packed
+
+Sent = Vector | Packed
+"""A model or a change as it is, or a change packed as [compress] says."""
+
+
+class Uplink:
+    """A client's side: packs what it sends, and remembers what it did not send.
+
+    memory: e, (P,), None while nothing is kept. Saved with the client's state, so that it outlives a crash;
+    a client that lost it starts with none, and that part of its change is gone.
+    """
+
+    def __init__(self, node: Node) -> None:
+        saved = node.saved or {}
+        self._node = node
+        self.memory: Tensor | None = saved.get("memory")
+        self._whole: Tensor | None = saved.get("whole")
+        self._tag: int = saved.get("tag", -1)
+
+    def settle(self, counted: int) -> None:
+        """Hear which update counted last: one that was sent later goes back into memory."""
+        if self._whole is not None and counted < self._tag:
+            self.memory = self._whole
+        self._whole = None
+
+    def model(self, y: Vector, start: Vector, tag: int) -> Sent:
+        """A model to send: itself, or its packed change from where it started. tag: rises by update."""
+        return self.change(y - start, tag) if self._node.compress.on else y
+
+    def change(self, change: Vector, tag: int) -> Sent:
+        """A change to send: itself, or packed."""
+        compress = self._node.compress
+        if not compress.on:
+            return change
+        u = change.values if self.memory is None else change.values + self.memory
+        packed = compress.pack(u, self._node.rng("compress", tag))
+        if compress.remembers:
+            self._remember(u, u - compress.unpack(packed, len(u)), tag)
+        return (*packed, *change.buffers)
+
+    def _remember(self, u: Tensor, rest: Tensor, tag: int) -> None:
+        finite = bool(torch.isfinite(u).all())  # a change that is no number is not worth keeping
+        self.memory, self._whole, self._tag = (rest, u, tag) if finite else (None, None, tag)
+
+    async def save(self, **more: Any) -> None:
+        """Save the memory, and `more` of the client's state, where there is something to keep."""
+        if self._node.compress.remembers or more:
+            await self._node.save(memory=self.memory, whole=self._whole, tag=self._tag, **more)
+
+
+def opened(node: Node, sent: Sent, layout: Layout) -> Vector:
+    """What was sent, as a vector. Raises ValueError for what does not fit the layout."""
+    if isinstance(sent, Vector):
+        if sent.layout is not layout and sent.layout != layout:
+            raise ValueError("it has another layout than the model")
+        return sent
+    if not node.compress.on:
+        raise ValueError("it is packed, and this run compresses nothing")
+    buffers = sent[2:]
+    if [(b.dtype, tuple(b.shape)) for b in buffers] != [(b.dtype, b.shape) for b in layout.buffers]:
+        raise ValueError("its buffers are not the model's")
+    return Vector(layout, node.compress.unpack(sent, layout.size), tuple(buffers))

@@ -1,0 +1,89 @@
+"""What a server makes of what clients send: opened, checked, and refused by name where it must be.
+
+An update is somebody's claim. One whose values are not finite, that has another shape than the model, that
+would move the model by more than `max_update_norm`, or that claims a weight that no client can have changes
+nothing: it is counted, and a line in the run's events names its sender and the reason. So the global model
+stays finite. Repeats and reports of an earlier round never come this far: the message classes say so
+(`once_by`, `stale_by`), and the run's outcome counts them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Protocol
+
+import torch
+
+from edgefl.nodes import Node
+from edgefl.parameters import Layout, Vector
+from edgefl.patterns.compression import Sent, opened
+
+MOST_NORM = 1e6
+"""Default of max_update_norm: far above any step of training, far below what overflows."""
+
+
+class Reported(Protocol):
+    """What a report of local training holds."""
+
+    @property
+    def sender(self) -> int: ...
+    @property
+    def parameters(self) -> Sent: ...
+    @property
+    def num_examples(self) -> int: ...
+
+
+class Intake:
+    """Opens and checks updates. refused: how many so far."""
+
+    def __init__(self, node: Node, max_update_norm: float) -> None:
+        self._node, self._most = node, max_update_norm
+        self.refused = 0
+
+    def report(self, base: Vector, r: Reported) -> Vector | None:
+        """The model that a report carries, its weight the number of examples; None: refused."""
+        return self.model(r.sender, r.parameters, base, r.num_examples)
+
+    def model(self, sender: int, sent: Sent, base: Vector, weight: float = 1.0) -> Vector | None:
+        """A model that was sent as it is, or as its packed change from `base`; None: refused.
+
+        weight: what the sender claims for it.
+        """
+        if not isinstance(sent, Vector):
+            change = self.change(sender, sent, base.layout, weight)
+            return None if change is None else base + change
+        if sent.layout is not base.layout and sent.layout != base.layout:
+            self.refuse(sender, "it has another layout than the model")
+            return None
+        return sent if self._sound(sender, sent - base, weight) else None
+
+    def change(self, sender: int, sent: Sent, layout: Layout, weight: float = 1.0) -> Vector | None:
+        """A change, as it is or packed; None: refused."""
+        try:
+            found = opened(self._node, sent, layout)
+        except ValueError as error:
+            self.refuse(sender, str(error))
+            return None
+        return found if self._sound(sender, found, weight) else None
+
+    def _sound(self, sender: int, change: Vector, weight: float) -> bool:
+        norm = float(torch.linalg.vector_norm(change.values, dtype=torch.float64))
+        if not math.isfinite(norm) or not all(bool(b.isfinite().all()) for b in change.buffers):
+            self.refuse(sender, "it is not finite")
+        elif norm > self._most:
+            self.refuse(sender, f"its norm {norm:.3g} is above {self._most:.3g}")
+        elif not (math.isfinite(weight) and weight > 0):
+            self.refuse(sender, f"its weight {weight} is not above 0")
+        else:
+            return True
+        return False
+
+    def refuse(self, sender: int, why: str) -> None:
+        """Count and name an update that changes nothing."""
+        self.refused += 1
+        self._node.note("refused", f"the update of node {sender}: {why}")
+
+
+def is_finite(vector: Vector) -> bool:
+    """Whether all values and buffers are numbers."""
+    return all(bool(t.isfinite().all()) for t in (vector.values, *vector.buffers))
