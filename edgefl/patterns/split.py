@@ -205,7 +205,10 @@ class FrontTurn:
 
     async def whole_step(self, batch: Batch) -> None:
         """One batch where nothing is cut off."""
-        g = await self.compute(StageBackward(self.stage, self.part.parameters, batch.x, labels=batch.y))
+        x, y = batch.x, batch.y
+        work = StageBackward(self.stage, self.part.parameters, x, labels=y, input_gradient=False)
+        g: StageGradient = await self.compute(work)
+        assert g.loss is not None
         self.losses.append(g.loss)
         self.part = self.part.stepped(self.node, g.parameters, self.link.round)
 

@@ -1,0 +1,203 @@
+"""EdgeSplit and HSFL: FedAvg whatever the cuts, bytes and seconds as planned, personal fronts."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from methods_reference import batches, sgd
+from small import small_plan
+from split_lab import near, payload, run
+from toy import Watcher, access
+
+from edgefl.devices import DeviceProfile
+from edgefl.errors import ConfigError
+from edgefl.nodes.node import FleetView
+from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.planning.assign import SplitFleet, edgesplit_plan, hsfl_plan
+from edgefl.planning.split import crossing_bytes, front_memory_bytes
+
+MODEL = {"name": "vgg", "channels": (4, 4), "pooled": (1, 2), "hidden": 16}
+SPEEDS = (1e8, 1e6, 4e6, 2e7)
+LAYERWISE = ["edgesplit", "hsfl-layerwise"]
+
+
+def device(flops: float, memory_bytes: int = 1 << 30) -> DeviceProfile:
+    return DeviceProfile(
+        name="board", compute_flops=flops, memory_bytes_per_s=1e15, memory_bytes=memory_bytes
+    )
+
+
+def unequal_plan(method: str, **settings: Any) -> Any:
+    """A server and three devices of unlike speed on a thin shared link."""
+    common = {
+        "profiles": [device(f) for f in SPEEDS],
+        "access": [access(1e5, latency_s=0.002), *[access(1e6, latency_s=0.001)] * 3],
+        "link_model": "fair",
+        "model": MODEL,
+        "train": {"batch_size": 16, "local_steps": 5},
+    }
+    return small_plan(method, 3, **{**common, **settings})
+
+
+def planned(plan: Any) -> Any:
+    view = FleetView(plan, 0, cast(Any, None))
+    fleet = SplitFleet.of(view, plan.learner, plan.seed)
+    if plan.method.name == "edgesplit":
+        return edgesplit_plan(fleet, plan.config)
+    return hsfl_plan(fleet, plan.config, moves_front=plan.method.name == "hsfl-layerwise")
+
+
+@pytest.mark.parametrize("method", LAYERWISE)
+def test_a_round_is_fedavgs_whatever_the_cuts(method):
+    plan = unequal_plan(method)
+    assert len(set(planned(plan).cuts)) > 1
+    fedavg = run(small_plan("fedavg", 3, model=MODEL, train={"batch_size": 16, "local_steps": 5})).results[0]
+    assert near(run(plan).results[0], fedavg, 1e-6)
+
+
+@pytest.mark.parametrize("method", LAYERWISE)
+def test_one_client_is_plain_sgd(method):
+    plan = small_plan(method, 1, rounds=2, model=MODEL, train={"local_steps": 3}, allow_local=False)
+    x = sgd(plan, batches(plan, 1, range(6)))
+    assert torch.allclose(run(plan).results[0].values, x, rtol=0, atol=1e-6)
+
+
+def test_hsfl_with_one_common_cut_is_splitfed():
+    plan = unequal_plan("hsfl-layerwise", plan="common", allow_local=False)
+    (cut,) = set(planned(plan).cuts)
+    splitfed = unequal_plan("splitfed-v1", cut=cut)
+    assert near(run(plan).results[0], run(splitfed).results[0], 1e-6)
+
+
+@pytest.mark.parametrize("method", [*LAYERWISE, "hsfl"])
+def test_bytes_of_each_device_are_as_predicted(method):
+    plan = unequal_plan(method, rounds=2)
+    table, model = run(plan).traffic.table, plan.learner.model
+    for k, cut in enumerate(planned(plan).cuts, start=1):
+        front = model.stage(0, cut).counts.parameter_bytes
+        crossing = 2 * 5 * crossing_bytes(model, cut, 16)
+        assert payload(table, "SmashedData", "SmashedGradient", node=k) == crossing
+        # Personal fronts are sent once, at the start, and never come back.
+        moved = front if method == "hsfl" else 2 * 2 * front
+        assert payload(table, "Front", "FrontBack", "Assigned", "Given", node=k) == moved
+
+
+@pytest.mark.parametrize("method", [*LAYERWISE, "hsfl"])
+@pytest.mark.parametrize(("link_model", "within"), [("fair", 0.01), ("fifo", 0.05)])
+def test_a_round_takes_the_planned_time(method, link_model, within):
+    """Under fifo the server's downlink takes messages one after the other, whatever the shares."""
+    watcher = Watcher()
+    run(unequal_plan(method, link_model=link_model), watcher)
+    rounds = [m for _, _, m in watcher.metrics if "round_s" in m]
+    assert len(rounds) == 3
+    # The first round of personal fronts also brings them.
+    for m in rounds[1 if method == "hsfl" else 0 :]:
+        assert m["round_s"] == pytest.approx(m["planned_round_s"], rel=within)
+
+
+def test_a_straggler_is_noticed_and_planned_for():
+    slow, never = Watcher(), Watcher()
+    slowdowns = [1, 1, 1, 12]
+    run(unequal_plan("edgesplit", slowdowns=slowdowns), slow)
+    run(unequal_plan("edgesplit", slowdowns=slowdowns, replan_above=None), never)
+    times = [[m["round_s"] for _, _, m in w.metrics if "round_s" in m] for w in (slow, never)]
+    assert times[0][0] == times[1][0] and times[0][1] < times[1][1]
+    last = slow.metrics[-1][2]
+    assert last["round_s"] == pytest.approx(last["planned_round_s"], rel=0.01)
+
+
+def test_baseline_plans_are_slower():
+    def seconds(plan):
+        watcher = Watcher()
+        run(unequal_plan("edgesplit", plan=plan, rounds=1, allow_local=False), watcher)
+        return watcher.metrics[-1][2]["round_s"]
+
+    best = seconds("alternating")
+    assert best < seconds("own-cuts") and best < seconds("common-shared") <= seconds("common") * 1.001
+    assert best < seconds("middle")
+
+
+@pytest.mark.parametrize("method", [*LAYERWISE, "hsfl"])
+@pytest.mark.parametrize("at_s", [0.0, 0.3, 1.0])
+def test_a_device_that_leaves_is_left_out_and_one_that_returns_takes_part(method, at_s):
+    watcher = Watcher()
+    crashes = (Crash(2, at_s=at_s, down_s=0.4), Crash(3, at_s=at_s + 0.1))
+    plan = unequal_plan(method, rounds=6, faults=FaultPlan(crashes=crashes, detect_s=0.05))
+    outcome = run(plan, watcher)
+    reports = [m["reports"] for _, _, m in watcher.metrics if "reports" in m]
+    assert outcome.status == "finished" and reports[-1] == 2 and len(reports) == 6
+    assert torch.isfinite(outcome.results[0].values).all()
+
+
+def test_layers_below_every_cut_are_never_touched_and_each_layer_is_the_mean_of_its_holders():
+    plan = unequal_plan("hsfl", rounds=1)
+    cuts, model = planned(plan).cuts, plan.learner.model
+    assert len(set(cuts)) > 1
+    w, start = run(plan).results[0], model.init()
+    lowest = min(cuts)
+    assert torch.equal(model.cut(w, 0, lowest).values, model.cut(start, 0, lowest).values)
+    # Each client's five steps are plain SGD on the whole of front and rear.
+    n = {k: len(plan.nodes[k].data) for k in (1, 2, 3)}
+    ends = {k: start.with_values(sgd(plan, batches(plan, k, range(5)))) for k in n}
+    for l in range(lowest, len(model.blocks)):
+        holders = [k for k, cut in enumerate(cuts, start=1) if cut <= l]
+        total = sum(n[k] for k in holders)
+        mean = sum(model.cut(ends[k], l, l + 1).values * (n[k] / total) for k in holders)
+        assert torch.allclose(model.cut(w, l, l + 1).values, mean, rtol=0, atol=1e-6)
+
+
+def test_a_clients_front_goes_on_from_round_to_round_and_is_its_own():
+    watcher = Watcher()
+    plan = unequal_plan("hsfl", rounds=2)
+    run(plan, watcher)
+    fronts = {k: [v for node, _, _, v in watcher.models if node == k] for k in (1, 2, 3)}
+    assert all(len(versions) == 2 and not versions[0].equal(versions[1]) for versions in fronts.values())
+    same = [k for k, cut in enumerate(planned(plan).cuts, start=1) if cut == planned(plan).cuts[1]]
+    assert len({fronts[k][1].values.numpy().tobytes() for k in same}) == len(same)
+
+
+def test_when_cuts_move_layers_go_along():
+    """A straggler is found out after the first round, and gives layers to the server."""
+    watcher = Watcher()
+    plan = unequal_plan("hsfl", rounds=3, replan_rounds=1, slowdowns=[1, 1, 1, 40])
+    outcome = run(plan, watcher)
+    first = planned(plan).cuts
+    fronts = [v.layout.size for node, _, _, v in watcher.models if node == 3]
+    model = plan.learner.model
+    sizes = {model.stage(0, cut).layout.size: cut for cut in range(1, len(model.blocks))}
+    cuts = [sizes[size] for size in fronts]
+    assert cuts[0] == first[2] and cuts[1] < cuts[0]
+    given = 4 * model.stage(cuts[1], cuts[0]).layout.size
+    assert payload(outcome.traffic.table, "Given", node=3) == given
+
+
+@pytest.mark.parametrize("method", [*LAYERWISE, "hsfl"])
+def test_what_cannot_be_is_refused_by_name(method):
+    def refused(**settings):
+        plan = unequal_plan(method, **settings)
+        with pytest.raises(ConfigError) as caught:
+            plan.method.prepare(plan)
+        return str(caught.value)
+
+    tiny = [device(1e8), device(1e6, 5_000), device(4e6), device(2e7)]
+    assert refused(profiles=tiny).startswith("fleet.devices = 5000: client 1 (board) needs ")
+    assert refused(model={"name": "linear"}).startswith("model.name = 'linear': a model of at least 2 blocks")
+    assert refused(train={"clip_norm": 1.0}).startswith("train.clip_norm = 1.0: ")
+    if method != "edgesplit":
+        expected = f"method.{method}.channels = 2: at least 3, one per client"
+        assert refused(channels=2) == expected
+    plan = unequal_plan(method)
+    plan.method.prepare(plan)
+
+
+def test_a_device_with_little_memory_takes_a_shallow_cut():
+    speeds = (1e8, 1e6, 1e9, 1e9)
+    free = unequal_plan("edgesplit", profiles=[device(f) for f in speeds])
+    assert planned(free).cuts[2] == 4
+    learner = free.learner
+    for cut in (1, 2, 3):
+        room = front_memory_bytes(learner, cut, 16)
+        profiles = [*[device(f) for f in speeds[:3]], device(1e9, room)]
+        assert planned(unequal_plan("edgesplit", profiles=profiles)).cuts[2] <= cut
