@@ -31,7 +31,22 @@ momentum = 0.5
 [stop]
 rounds = 3
 """
-SYNCHRONOUS = ["fedavg", "fedprox", "d-psgd", "ring-allreduce", "split-learning", "centralized", "local-only"]
+SYNCHRONOUS = [
+    "fedavg",
+    "fedprox",
+    "d-psgd",
+    "ring-allreduce",
+    "split-learning",
+    "centralized",
+    "local-only",
+    "split-learning-u",
+    "splitfed-v1",
+    "splitfed-v2",
+    "parallel-split",
+    "edgesplit",
+    "hsfl",
+    "hsfl-layerwise",
+]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "swift"]
 
 
@@ -39,6 +54,7 @@ def _run(tmp_path: Path, method: str, runtime: str, *, processes: bool = False, 
     file = tmp_path / f"{method}.toml"
     file.write_text(FILE.format(method=method))
     settings = ["method.divshare.recipients=2"] if method == "divshare" else []
+    settings += ["model.hidden=[32, 16]"] if method == "split-learning-u" else []
     experiment = load_experiment(file, [*settings, *(f"{k}={v}" for k, v in overrides.items())])
     out = tmp_path / f"{method}-{runtime}-{processes}"
     return run_experiment(experiment, runtime=runtime, processes=processes, out=out)

@@ -12,7 +12,23 @@ from edgefl.errors import ConfigError
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import restore_checkpoint, take_checkpoint
 
-METHODS = ["fedavg", "d-psgd", "ad-psgd", "fedasync", "divshare", "swift", "ring-allreduce", "split-learning"]
+METHODS = [
+    "fedavg",
+    "d-psgd",
+    "ad-psgd",
+    "fedasync",
+    "divshare",
+    "swift",
+    "ring-allreduce",
+    "split-learning",
+    "split-learning-u",
+    "splitfed-v1",
+    "splitfed-v2",
+    "parallel-split",
+    "edgesplit",
+    "hsfl",
+    "hsfl-layerwise",
+]
 
 
 class _Keeper:
@@ -44,6 +60,8 @@ def _trace(watcher: Watcher, outcome) -> tuple:
 
 def _plan(method: str):
     config = {"recipients": 2} if method == "divshare" else {}
+    if method == "split-learning-u":
+        config = {"model": {"hidden": (32, 16)}}  # three blocks: it needs a middle
     return small_plan(method, 4, rounds=2, train={"momentum": 0.5}, slowdowns=[1, 2, 3, 4, 5], **config)
 
 

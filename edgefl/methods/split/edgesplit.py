@@ -9,8 +9,8 @@ that the longest round ends soonest; what is sent is paced at b_n.
 Only the paper's abstract could be read. Its own are: a cut per device, shares of the bandwidth, the shortest
 training, alternation. Choices: the time model; rears as in SplitFed V1, each on 1/N of the server, so that
 they never queue; `allow_local`: a device may take the whole model, and trains alone; a device's own link caps
-b_n (`own_link_caps`); fresh optimisers each round, so that no state belongs to moved layers; where a device's
-computing took `replan_above` more or less than planned, the next round is planned anew with what it took;
+b_n (`own_link_caps`); fresh optimisers each round, so that no state belongs to moved layers; with `replan_above`,
+a round is planned anew where a device's computing took that much more or less than planned;
 a device that is gone is left out of the round's average, a slow one is waited for.
 `plan` other than "alternating" gives the paper's kinds of baseline.
 """
@@ -51,8 +51,8 @@ class EdgeSplitConfig(CutConfig):
     """Whether a device may train the whole model by itself."""
     own_link_caps: bool = True
     """Whether a device's own link limits its share."""
-    replan_above: float | None = Field(default=0.1, gt=0)
-    """Plan anew when a device's computing took this share more or less than planned; None: never."""
+    replan_above: float | None = Field(default=None, gt=0)
+    """Plan anew when a device's computing took this share more or less than planned; not given: never."""
 
 
 async def server(node: Node) -> Vector:
