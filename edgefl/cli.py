@@ -6,7 +6,6 @@ Exit codes: 0 done; 1 failed; 2 refused, nothing was changed; 130 interrupted (C
 from __future__ import annotations
 
 import functools
-import importlib
 import json
 import math
 import os
@@ -292,9 +291,35 @@ def devices(as_json: Json = False) -> None:
 def node(
     fleet: Annotated[Path, typer.Option(help="The fleet's file: who is where.", show_default=False)],
     number: Annotated[int, typer.Option("--id", help="Which of its nodes this is.", show_default=False)],
+    out: Annotated[
+        Path | None, typer.Option(help="Of node 0: the folder to write; default: runs/RUN_ID.")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Where it keeps what it needs to go on after a crash.")
+    ] = None,
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve here; default: its address in the file.")
+    ] = None,
+    grace: Annotated[float, typer.Option(min=0.1, help="Seconds after which one that is away is gone.")] = 30,
+    as_json: Json = False,
+    quiet: Quiet = False,
 ) -> None:
-    """Start one node of a fleet on this machine, over gRPC."""
-    importlib.import_module("edgefl.runtimes.grpc").node_main(fleet, number)
+    """Start the process that hosts one node of a fleet, over gRPC; the one with node 0 leads the run."""
+    import logging
+
+    from edgefl.console import RunView, run_table
+    from edgefl.experiment.local import run_node
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    view = None if _silent(as_json, quiet) or not sys.stderr.isatty() else RunView(_errors())
+    result = run_node(fleet, number, out=out, state=state, listen=listen, grace_s=grace, progress=view)
+    if result is None:
+        return
+    if as_json:
+        _emit(result.summary)
+        return
+    _show(run_table(result.summary))
+    typer.echo(f"report: {result.folder / 'report.html'}")
 
 
 @command

@@ -87,6 +87,14 @@ class RunFolder:
             path = parent / f"{name}-{number}"
         return cls.create(path, experiment_toml, record)
 
+    @staticmethod
+    def latest(parent: Path, name: str) -> Path:
+        """The folder that `create_in` made last under this name, or would make first."""
+        path, number = parent / name, 2
+        while (parent / f"{name}-{number}").exists():
+            path, number = parent / f"{name}-{number}", number + 1
+        return path
+
     @classmethod
     def open(cls, path: Path, key: str = "DIR") -> RunFolder:
         """An existing run's folder. Raises ConfigError where it is none, or one of a newer edgefl."""

@@ -9,15 +9,23 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from edgefl.errors import ConfigError
+from edgefl.experiment import runner
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import load_experiment
 from edgefl.experiment.observer import RunObserver
+from edgefl.experiment.progress import Progress
 from edgefl.runtimes.grpc import local as grpc
-from edgefl.runtimes.grpc.place import FleetFile, read_fleet
+from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.place import FleetFile, Place, read_fleet
+from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import Outcome
 
 ENDING_S = 20.0
 """Seconds that a node's process has to end after the run."""
+GRACE_S = 30.0
+"""A process that stays away so long is gone, unless the command says otherwise."""
+_START_S = 900.0
+"""Devices are switched on one after the other: so long the first waits for the last."""
 
 
 def run_here(folder: Path, built: Built, observer: RunObserver) -> Outcome:
@@ -35,7 +43,7 @@ def run_here(folder: Path, built: Built, observer: RunObserver) -> Outcome:
 
 
 def run_processes(folder: Path, built: Built, observer: RunObserver) -> Outcome:
-    """Node 0 in this process and each other one in its own, started from the folder's files.
+    """Node 0 in this process, and `edgefl node` for each other one, started from the folder's files.
 
     Leaves fleet.toml and what each process wrote on its standard error, node-ID.log, in the folder.
     """
@@ -48,33 +56,79 @@ def run_processes(folder: Path, built: Built, observer: RunObserver) -> Outcome:
     with ExitStack() as stack:
         for i in range(1, n):
             log = stack.enter_context((folder / f"node-{i}.log").open("wb"))
-            command = [sys.executable, "-m", "edgefl.experiment.local", str(file), str(i)]
+            command = [sys.executable, "-m", "edgefl.cli", "node", "--fleet", str(file), "--id", str(i)]
             process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             stack.callback(_end, process)
-        return _run_place(fleet, 0, built, observer)
+        return _run_place(fleet.place(0), built, observer, Limits())
 
 
-def run_node(fleet_file: Path, node: int) -> None:
-    """Run the place of a fleet file that hosts `node`, to the end of the run.
+def run_node(
+    fleet_file: Path,
+    node: int,
+    *,
+    out: Path | None = None,
+    state: Path | None = None,
+    listen: str | None = None,
+    grace_s: float = GRACE_S,
+    progress: Progress | None = None,
+) -> runner.RunResult | None:
+    """Run the process of a fleet file that hosts `node`, to the end of the run.
 
-    Raises ConfigError for a wrong file or node, and whatever ends the run.
+    The process with node 0 leads: it writes the run's folder (`out`, or runs/RUN_ID) and returns it; the
+    others write nothing but logs. state: a folder from which a process with one node goes on after a crash.
+    listen: "HOST:PORT" to serve at, when not the fleet file's address. grace_s: a process that stays away so
+    long is gone.
+    Raises ConfigError for a wrong file, node or folder, KeyboardInterrupt for a run, or this part of it,
+    that was ended from outside, and whatever else ends the run.
     """
     fleet = read_fleet(fleet_file)
+    place = fleet.place(node)
     built = build(load_experiment(fleet.experiment))
-    if len(built.plan.nodes) != fleet.place(node).num_nodes:
-        found = f"{fleet.place(node).num_nodes} nodes"
+    if len(built.plan.nodes) != place.num_nodes:
+        found = f"{place.num_nodes} nodes"
         raise ConfigError("fleet.process.nodes", found, f"the experiment has {len(built.plan.nodes)}")
-    _run_place(fleet, node, built, RunObserver(built, hosted=fleet.place(node).hosted))
+    kept = None if state is None else _state(state, place, built)
+    limits = Limits(connect_timeout_s=_START_S, grace_s=grace_s)
+
+    def execute(observer: RunObserver) -> Outcome:
+        return _run_place(place, built, observer, limits, kept, listen)
+
+    if place.index == 0:
+        going_on = kept is not None and kept.life > 0
+        return runner.lead(built, place, execute, out=out, going_on=going_on, progress=progress)
+    if out is not None:
+        raise ConfigError("--out", str(out), "the process with node 0 alone writes a folder")
+    with runner.one_thread():
+        outcome = execute(RunObserver(built, hosted=place.hosted))
+    if outcome.reason == runner.INTERRUPTED:
+        raise KeyboardInterrupt
+    return None
 
 
-def _run_place(fleet: FleetFile, node: int, built: Built, observer: RunObserver) -> Outcome:
+def _state(path: Path, place: Place, built: Built) -> StateFolder:
+    if len(place.hosted) > 1:
+        raise ConfigError("--state", str(path), f"one node per process; this one hosts {list(place.hosted)}")
+    return StateFolder(path, place.run_id, _digest(built))
+
+
+def _run_place(
+    place: Place,
+    built: Built,
+    observer: RunObserver,
+    limits: Limits,
+    state: StateFolder | None = None,
+    listen: str | None = None,
+) -> Outcome:
     return grpc.run_place(
         built.plan,
         observer,
         built.executor,
-        fleet.place(node),
+        place,
         digest=_digest(built),
         emulate=built.experiment.execution.emulate,
+        limits=limits,
+        state=state,
+        listen=listen,
     )
 
 
@@ -90,7 +144,3 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
-
-
-if __name__ == "__main__":
-    run_node(Path(sys.argv[1]), int(sys.argv[2]))

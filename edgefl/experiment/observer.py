@@ -294,6 +294,14 @@ class RunObserver:
         names = ("evaluations", "costs", "metrics", "spans", "events", "num_spans_left_out")
         return {name: getattr(self, name) for name in names}
 
+    def resume(self, records: Mapping[str, Any], busy_s: Mapping[int, float]) -> None:
+        """Know what this process's observer knew in an earlier life. busy_s: so far, by node."""
+        for name in ("evaluations", "costs", "metrics", "spans", "events"):
+            setattr(self, name, [])
+        self.num_spans_left_out = 0
+        self.merge(records)
+        self._busy_s.update(busy_s)
+
     def merge(self, records: Mapping[str, Any]) -> None:
         """Take in the records of the nodes that another process hosts."""
         for name in ("evaluations", "costs", "metrics", "events"):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,12 +25,19 @@ from edgefl.experiment.progress import Progress, Reporter
 from edgefl.experiment.summary import summarise, write_results
 from edgefl.runtimes.outcome import Outcome
 
+if TYPE_CHECKING:
+    from edgefl.runtimes.grpc.place import Place
+
 RUNTIMES = ("virtual", "local")
 RUNS = Path("runs")
 INTERRUPTED = "interrupted"
 """Status, and the gRPC runtime's reason, of a run that somebody ended from outside."""
 PREFIX_TABLES = ("metrics", "curve", "evaluations")
 """Tables that an interrupted run leaves, and that its repetition must begin with."""
+
+
+Execute = Callable[[RunObserver], Outcome]
+"""Runs a plan to its end."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,37 @@ def run_experiment(
         folder = RunFolder.create(Path(out), text, record)
     else:
         folder = RunFolder.create_in(RUNS, _folder_name(built.experiment), text, record)
-    return _run_in(folder, built, record, progress, processes, keep_events)
+    return _run_in(folder, built, record, progress, keep_events, _execute(folder, built, runtime, processes))
+
+
+def lead(
+    built: Built,
+    place: Place,
+    execute: Execute,
+    *,
+    out: Path | None,
+    going_on: bool,
+    progress: Progress | None = None,
+) -> RunResult:
+    """Run the process that leads a fleet, and write the run's folder, runs/RUN_ID unless `out` names one.
+
+    execute: runs the place to its end. going_on: with the folder that an earlier life of the process left.
+    Raises as `run_experiment` does.
+    """
+    _refuse_endless(built)
+    if going_on:
+        folder = RunFolder.open(out or RunFolder.latest(RUNS, place.run_id), "--out")
+        record = folder.record
+        record |= {"status": "running", "reason": None, "error": None, "ended": None}
+        folder.write_record(record)
+    else:
+        record = _new_record(built, "fleet")
+        text = built.experiment.to_toml()
+        if out is not None:
+            folder = RunFolder.create(out, text, record)
+        else:
+            folder = RunFolder.create_in(RUNS, place.run_id, text, record)
+    return _run_in(folder, built, record, progress, True, execute, place.hosted)
 
 
 def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool = True) -> RunResult:
@@ -89,7 +126,8 @@ def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool 
     built = build(load_experiment(run_folder.path / "experiment.toml"))
     record |= {"status": "running", "reason": None, "error": None, "ended": None, "versions": versions()}
     run_folder.write_record(record)
-    return _run_in(run_folder, built, record, progress, False, keep_events)
+    execute = _execute(run_folder, built, "virtual", False)
+    return _run_in(run_folder, built, record, progress, keep_events, execute)
 
 
 def _refuse_endless(built: Built) -> None:
@@ -105,15 +143,16 @@ def _run_in(
     built: Built,
     record: dict[str, Any],
     progress: Progress | None,
-    processes: bool,
     keep_events: bool,
+    execute: Execute,
+    hosted: tuple[int, ...] = (0,),
 ) -> RunResult:
     """Run, and leave the folder with the run's status, whatever comes."""
     experiment = built.experiment
     target = experiment.stop.target.value if experiment.stop.target else None
     report = Reporter(progress, target)
-    hosted = None if record["runtime"] == "virtual" else (0,)
-    observer = RunObserver(built, report, hosted=hosted, keep_events=keep_events)
+    is_virtual = record["runtime"] == "virtual"
+    observer = RunObserver(built, report, hosted=None if is_virtual else hosted, keep_events=keep_events)
     if progress is not None:
         progress.begin(
             _description(built),
@@ -124,11 +163,12 @@ def _run_in(
         )
     status = "failed"
     try:
-        with _one_thread():
-            outcome = _execute(folder, built, observer, record["runtime"], processes)
+        with one_thread():
+            outcome = execute(observer)
             observer.final(outcome)
         status = outcome.status
-        _check_prefix(folder, observer)
+        if is_virtual:
+            _check_prefix(folder, observer)
         summary = summarise(built, observer, outcome, record["runtime"], folder.path, report.wall_s)
         write_results(folder, built, observer, outcome)
         if outcome.reason == INTERRUPTED:
@@ -155,21 +195,18 @@ def _run_in(
     return RunResult(folder.path, summary)
 
 
-def _execute(
-    folder: RunFolder, built: Built, observer: RunObserver, runtime: str, processes: bool
-) -> Outcome:
-    """Hand the plan to a runtime."""
+def _execute(folder: RunFolder, built: Built, runtime: str, processes: bool) -> Execute:
+    """What hands the plan to a runtime."""
     if runtime == "virtual":
-        return run_virtual(folder, built, observer)
+        return lambda observer: run_virtual(folder, built, observer)
     from edgefl.experiment import local  # gRPC is loaded where it is used
 
-    if processes:
-        return local.run_processes(folder.path, built, observer)
-    return local.run_here(folder.path, built, observer)
+    run = local.run_processes if processes else local.run_here
+    return lambda observer: run(folder.path, built, observer)
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """torch with one thread: two wait for each other at every small operator, and last bits may differ."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

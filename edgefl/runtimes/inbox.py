@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 from edgefl.messages.base import Back, Gone, Message
 from edgefl.nodes.operations import Receive
@@ -111,6 +111,11 @@ class Inbox:
         queue = self._by_kind.get(kind)
         if queue:
             self._by_kind[kind] = deque(e for e in queue if e[1].sender != sender)
+
+    def waiting(self) -> Iterator[Message]:
+        """All that nobody has asked for yet."""
+        for queue in self._by_kind.values():
+            yield from (message for _, message in queue)
 
     def count(self) -> Mapping[str, int]:
         """How many wait here, by kind name."""

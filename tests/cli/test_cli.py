@@ -210,15 +210,10 @@ def test_methods_and_devices_for_people() -> None:
     assert "Raspberry Pi 4" in call("devices").stdout
 
 
-def test_node_hands_over_to_the_runtime(monkeypatch: pytest.MonkeyPatch) -> None:
-    import edgefl.runtimes.grpc as runtime
-
-    started: list[tuple[Path, int]] = []
-    monkeypatch.setattr(
-        runtime, "node_main", lambda fleet, number: started.append((fleet, number)), raising=False
-    )
-    assert call("node", "--fleet", "fleet.toml", "--id", "3").exit_code == 0
-    assert started == [(Path("fleet.toml"), 3)]
+def test_node_is_refused_without_its_fleet(place: Path) -> None:
+    result = call("node", "--fleet", "fleet.toml", "--id", "3")
+    assert result.exit_code == 2
+    assert "--fleet = 'fleet.toml': no such file" in result.stderr
 
 
 def test_no_number_is_null(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

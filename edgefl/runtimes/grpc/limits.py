@@ -21,6 +21,8 @@ class Limits:
     """Largest note between processes."""
     max_open_messages: int = 4096
     """Messages that one process may have begun and not finished."""
+    kept_bytes: int = 1024 * MIB
+    """Payload that the others keep for a process with a state folder, until it saves."""
     frame_bytes: int = MIB
     """Most of a payload in one frame."""
     frame_s: float = 0.02

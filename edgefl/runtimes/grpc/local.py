@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
@@ -14,6 +14,7 @@ from edgefl.nodes.plan import RunPlan
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.runtime import GrpcRuntime, MergingObserver, RemoteFailure
+from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import Outcome
 
 
@@ -43,7 +44,7 @@ def run_here(
                 )
                 for place, observer in zip(places, observers, strict=True)
             ]
-            with _interruptible(runtimes):
+            with _interruptible([r.interrupt for r in runtimes]):
                 ended = await asyncio.gather(*(r.run() for r in runtimes), return_exceptions=True)
         return _lead(ended)
 
@@ -59,15 +60,28 @@ def run_place(
     digest: str,
     emulate: bool = False,
     limits: Limits | None = None,
-    life: int = 0,
+    state: StateFolder | None = None,
+    listen: str | None = None,
 ) -> Outcome:
-    """Run the nodes of one place; at the lead the outcome is the whole run's."""
+    """Run the nodes of one place; at the lead the outcome is the whole run's.
+
+    state: where the place's one node keeps what it needs to go on after a crash. listen: where this process
+    serves, when not at its address.
+    """
 
     async def run_one() -> Outcome:
         runtime = GrpcRuntime(
-            plan, observer, executor, place, digest=digest, emulate=emulate, limits=limits, life=life
+            plan,
+            observer,
+            executor,
+            place,
+            digest=digest,
+            emulate=emulate,
+            limits=limits,
+            state=state,
+            listen=listen,
         )
-        with _interruptible([runtime]):
+        with _interruptible([runtime.leave]):
             return await runtime.run()
 
     return asyncio.run(run_one())
@@ -94,16 +108,17 @@ def _lead(ended: Sequence[Outcome | BaseException]) -> Outcome:
 
 
 @contextmanager
-def _interruptible(runtimes: Sequence[GrpcRuntime]) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the run in good order, with the reason "interrupted"."""
+def _interruptible(ends: Sequence[Callable[[], None]]) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the run, or a process's part in it, in good order."""
     loop = asyncio.get_running_loop()
 
     def interrupt() -> None:
-        for runtime in runtimes:
-            runtime.interrupt()
+        for end in ends:
+            end()
 
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in before:
             loop.add_signal_handler(number, interrupt)
     except (NotImplementedError, RuntimeError, ValueError):
         yield  # not the main thread, or a platform without: the caller's own handling stays
@@ -111,5 +126,6 @@ def _interruptible(runtimes: Sequence[GrpcRuntime]) -> Iterator[None]:
     try:
         yield
     finally:
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number, handler in before.items():
             loop.remove_signal_handler(number)
+            signal.signal(number, handler)

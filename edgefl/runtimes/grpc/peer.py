@@ -80,6 +80,8 @@ class Peer:
         self.gone = False
         self.ended = False
         """It said Goodbye."""
+        self.left = False
+        """This process closes: that a connection ends is no news."""
         self.life = -1
         """-1: it was never here."""
         self.arrivals = 0
@@ -149,7 +151,7 @@ class Peer:
         """A connection has ended."""
         if self.connection is connection:
             self.connection = None
-        if not self.ended and self.connection is None:
+        if not self.ended and not self.left and self.connection is None:
             loop = asyncio.get_running_loop()
             log.info("lost %s; it is gone if it stays away for %.3g s", self.title, self._grace_s)
             self.lost_at = loop.time()

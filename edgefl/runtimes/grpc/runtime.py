@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -15,12 +17,14 @@ from edgefl.errors import RunError
 from edgefl.learning.executors import Executor
 from edgefl.messages.base import Message
 from edgefl.nodes.handles import Task, Transfer
-from edgefl.nodes.operations import Compute
+from edgefl.nodes.operations import Compute, Receive, Save
 from edgefl.nodes.plan import Observer, RunPlan
 from edgefl.parameters import Vector
+from edgefl.runtimes.grpc.keeper import Keeper
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.processor import Item, WallProcessor
+from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.grpc.transport import Transport
 from edgefl.runtimes.interpreter import Interpreter
 from edgefl.runtimes.outcome import Outcome
@@ -28,12 +32,15 @@ from edgefl.runtimes.outcome import Outcome
 log = logging.getLogger("edgefl.grpc")
 _SILENCE_S = 10.0  # a wait of this length is said aloud
 _LEAD = 0
+INTERRUPTED = "interrupted"
+"""The reason of a run that somebody ended from outside; it may go on later."""
 
 
 class MergingObserver(Observer, Protocol):
     """An observer whose records travel to the process that leads."""
 
     def export(self) -> dict[str, Any]: ...
+    def resume(self, records: dict[str, Any], busy_s: dict[int, float]) -> None: ...
     def merge(self, rows: dict[str, Any]) -> None: ...
 
 
@@ -56,11 +63,17 @@ class RemoteFailure(RunError):
         super().__init__(text)
 
 
+class LeadLost(RunError):
+    """The process that leads stayed away: here the run cannot end as it should."""
+
+
 class GrpcRuntime(Interpreter):
     """Runs the nodes that one process hosts.
 
     emulate: computing is slowed to each node's device profile, and sending is paced at its planned uplink.
     pool: the worker thread that trains; shared by runtimes of one Python process.
+    state: the folder from which the process's one node goes on after a crash. listen: where the process
+    serves, when not at its address.
     """
 
     def __init__(
@@ -74,7 +87,8 @@ class GrpcRuntime(Interpreter):
         emulate: bool = False,
         limits: Limits | None = None,
         pool: ThreadPoolExecutor | None = None,
-        life: int = 0,
+        state: StateFolder | None = None,
+        listen: str | None = None,
     ) -> None:
         super().__init__(plan, observer, place.hosted, extra_messages=(LastModel,))
         self.place, self._emulate = place, emulate
@@ -90,7 +104,9 @@ class GrpcRuntime(Interpreter):
         self._gone: set[int] = set()
         self._start_s = 0.0
         self._moved_s = 0.0
-        self._life = life
+        self._life = 0 if state is None else state.life
+        self._elapsed_s = 0.0
+        self._leaving = False
         access = plan.network.access[place.hosted[0]]
         self._transport = Transport(
             index=place.index,
@@ -106,11 +122,17 @@ class GrpcRuntime(Interpreter):
             limits=self._limits,
             uplink_bytes_per_s=access.up_bytes_per_s if emulate else None,
             latency_s=access.latency_s if emulate else 0.0,
-            life=life,
+            life=self._life,
+            keeps=state is not None,
+            listen=listen,
         )
-        for i, state in self.states.items():
-            state.life = life
-            state.processor = WallProcessor(
+        self._keeper: Keeper | None = None
+        if state is not None:
+            self._keeper = Keeper(state, self._transport, self, self._limits.kept_bytes)
+        self._lives = dict.fromkeys(range(len(plan.nodes)), 0)
+        for i, node in self.states.items():
+            node.life = self._life
+            node.processor = WallProcessor(
                 plan.nodes[i], plan.learner, executor, self._pool, self, self._computed, emulate=emulate
             )
 
@@ -156,13 +178,15 @@ class GrpcRuntime(Interpreter):
         self._start_s = self._loop.time()
         background: list[asyncio.Task[None]] = []
         try:
+            self._restore()
             await self._transport.start()
-            self._start_s = self._loop.time()
+            self._start_s = self._loop.time() - self._elapsed_s
+            self._return()
             for i in self.states:
                 self.begin_life(i)
             background = [asyncio.create_task(self._tick()), asyncio.create_task(self._speak_up())]
             if self.plan.time_s is not None:
-                self.call_later(self.plan.time_s, self.stop, "time limit")
+                self.call_later(max(0.0, self.plan.time_s - self.clock()), self.stop, "time limit")
             await self._over.wait()
             end_s = self.clock()
             self.end_all()
@@ -178,17 +202,94 @@ class GrpcRuntime(Interpreter):
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-            await self._transport.close()
+            over = self.stop_reason != INTERRUPTED and not isinstance(self.failure, LeadLost)
+            await self._transport.close(farewell=over or self._keeper is None)
+            if self._keeper is not None:
+                self._keeper.close(over=over)
             if self._own_pool:
                 self._pool.shutdown(wait=False, cancel_futures=True)
 
     def interrupt(self) -> None:
         """Ask for the end of the run from outside (a signal)."""
-        self.call_soon(self.stop, "interrupted")
+        self.call_soon(self.stop, INTERRUPTED)
+
+    def leave(self) -> None:
+        """Ask for the end of this process's part; the lead takes the whole run with it."""
+        self._leaving = self.place.index != _LEAD
+        self.interrupt()
+
+    # --- lives -----------------------------------------------------------------------------------------
+
+    def _restore(self) -> None:
+        """Know what an earlier life of this process knew when its program saved last."""
+        if self._keeper is None:
+            return
+        folder = self._keeper.folder
+        folder.begin()
+        if self._life == 0:
+            return
+        content = folder.load(self.codec.layouts)
+        self._elapsed_s = max(0.0, time.time() - folder.began_s)
+        if content is None:
+            return
+        self._elapsed_s = max(self._elapsed_s, content["time_s"])
+        report = json.loads(content["report"])
+        busy = {int(i): s for i, s in report["busy_s"].items()}
+        self._merging.resume(report["rows"], busy)
+        self._add_traffic(report["traffic"])
+        (state,) = self.states.values()
+        state.saved = content["saved"]
+        state.processor.busy_s = busy[state.id]
+        if content["last"] is not None:
+            self._last[state.id] = LastModel(state.id, *content["last"])
+        if self.place.index == _LEAD:
+            self.observer.event(content["time_s"], "crash", state.id, "")
+
+    def _return(self) -> None:
+        """Take up the place of an earlier life."""
+        if self._keeper is None or self._life == 0:
+            return
+        (node,) = self.states
+        log.info("node %d is back, life %d, %.1f s into the run", node, self._life, self.clock())
+        if self.place.index == _LEAD:
+            self.observer.event(self.clock(), "back", node, f"life {self._life}")
+        if not self._keeper.folder.complete:
+            self._broadcast("anew", {"node": node, "life": self._life})
+        if node in self._last:
+            last = self._last[node]
+            self._pool.submit(self._publish, node, last.time_s, last.step, last.parameters, None)
+
+    def _begin_save(self, task: Task[Any], op: Save) -> Any:
+        super()._begin_save(task, op)
+        if self._keeper is not None:
+            state: Any = task.state
+            self._keeper.saved(self._content(state), state.inbox.waiting())
+
+    def _begin_receive(self, task: Task[Any], op: Receive) -> Any:
+        """A program without state that waits again is where it would be if it had just been started."""
+        if self._keeper is not None and task.parent is None and not task.children:
+            state: Any = task.state
+            if self._is_stateless(state):
+                content = self._content(state) if self._keeper.wants_records else None
+                self._keeper.saved(content, state.inbox.waiting())
+        return super()._begin_receive(task, op)
+
+    def _content(self, state: Any) -> dict[str, Any]:
+        """What a next life needs; its tables are copies, since they grow while they are written."""
+        last = self._last.get(state.id)
+        report = self._report()
+        rows = report["rows"].items()
+        report["rows"] = {name: list(table) if isinstance(table, list) else table for name, table in rows}
+        return {
+            "saved": state.saved,
+            "time_s": self.clock(),
+            "last": None if last is None else (last.time_s, last.step, last.parameters),
+            "report": report,
+        }
 
     async def _tick(self) -> None:
         every = self.observer.every_s
-        count = 1
+        count = 1 if every is None else int(self.clock() / every) + 1
         while every is not None:
             await asyncio.sleep(max(0.0, count * every - self.clock()))
             if await self._loop.run_in_executor(self._pool, self.observer.tick, count * every):
@@ -227,8 +328,11 @@ class GrpcRuntime(Interpreter):
 
     def _tell_the_others(self) -> None:
         """Why the run ends here, unless it ended by itself, which the others notice too."""
-        if self.failure is not None:
-            if not isinstance(self.failure, RemoteFailure):
+        if self._leaving:
+            if self._keeper is None:  # it cannot come back
+                self._broadcast("leaving", {"nodes": self.place.hosted})
+        elif self.failure is not None:
+            if not isinstance(self.failure, RemoteFailure | LeadLost):
                 trace = "".join(traceback.format_exception(self.failure))
                 self._broadcast("failed", {"text": str(self.failure), "trace": trace})
         elif self.stop_reason is not None:
@@ -238,15 +342,9 @@ class GrpcRuntime(Interpreter):
         """Send this process's records to the lead, or be the lead and wait for the others'."""
         if self.place.index != _LEAD:
             sent = [self._sent(model) for model in self._last.values()]
-            own = {
-                "rows": self._merging.export(),
-                "traffic": [[*key, *row] for key, row in self.traffic.table.items()],
-                "busy_s": {i: state.processor.busy_s for i, state in self.states.items()},
-                "stale": self._stale(),
-                "frame_bytes": self._transport.stats.frame_bytes_sent,
-            }
-            self._transport.control(_LEAD, "report", json.dumps(own).encode())
-            await asyncio.wait_for(asyncio.gather(*sent), self._limits.flush_s)
+            self._transport.control(_LEAD, "report", json.dumps(self._report()).encode())
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(*sent), self._limits.flush_s)
             return
         deadline_s = self._loop.time() + self._limits.grace_s
         while missing := [p for p in self._others() if p not in self._reports]:
@@ -256,8 +354,21 @@ class GrpcRuntime(Interpreter):
             await asyncio.sleep(0.01)
         for report in self._reports.values():
             self._merging.merge(report["rows"])
-            for sender, receiver, kind, messages, payload, encoded in report["traffic"]:
-                self.traffic.add(sender, receiver, kind, payload, encoded, messages)
+            self._add_traffic(report["traffic"])
+
+    def _report(self) -> dict[str, Any]:
+        """This process's records, as JSON can hold them."""
+        return {
+            "rows": self._merging.export(),
+            "traffic": [[*key, *row] for key, row in self.traffic.table.items()],
+            "busy_s": {i: state.processor.busy_s for i, state in self.states.items()},
+            "stale": self._stale(),
+            "frame_bytes": self._transport.stats.frame_bytes_sent,
+        }
+
+    def _add_traffic(self, rows: list[list[Any]]) -> None:
+        for sender, receiver, kind, messages, payload, encoded in rows:
+            self.traffic.add(sender, receiver, kind, payload, encoded, messages)
 
     def _sent(self, model: LastModel) -> asyncio.Future[None]:
         """Send a last model to the lead; done when it has it, or cannot have it any more."""
@@ -307,17 +418,50 @@ class GrpcRuntime(Interpreter):
             self._models[message.node] = message
         else:
             self._guarded(self.deliver, (receiver, message))
+        if self._keeper is not None:
+            self._keeper.arrived()
 
     def _heard_gone(self, node: int) -> None:
+        if node in self._gone:
+            return
         self._gone.add(node)
+        self._tell_observer("gone", node, self.clock())
+        self._guarded(self._without, (node,))
+
+    def _without(self, node: int) -> None:
         self.awaited.discard(node)
-        self._guarded(self.peer_gone, (node,))
+        self.peer_gone(node)
+        if self._keeper is not None and self.place.index != _LEAD and self.place.process_of(node) == _LEAD:
+            self.failure = self.failure or LeadLost(
+                f"{self.plan.name(node)} leads and has been away for {self._limits.grace_s:g} s; "
+                "the same command goes on from here when it is back"
+            )
 
     def _heard_back(self, node: int, life: int) -> None:
+        """A process returned after it was gone, or in a new life, of which only observers hear: its node
+        has what was sent to it, and goes on as if it had been slow."""
+        lost_s = self._transport.lost_at(node)
+        if life > self._lives[node] and lost_s is not None:
+            self._tell_observer("crash", node, lost_s - self._start_s)
+        self._tell_observer("back", node, self.clock(), f"life {life}")
+        self._lives[node] = life
         self._gone.discard(node)
         if self.plan.nodes[node].role in self.plan.method.ends_with:
             self.awaited.add(node)
+        for ended in self.results:
+            body = json.dumps({"node": ended}).encode()
+            self._transport.control(self.place.process_of(node), "ended", body)
         self._guarded(self.peer_back, (node, life))
+
+    def _heard_anew(self, node: int, life: int) -> None:
+        """A node could not go on from where it was: to programs, its death and its return."""
+        self.peer_gone(node)
+        self.peer_back(node, life)
+
+    def _tell_observer(self, kind: str, node: int, time_s: float, detail: str = "") -> None:
+        """One process notes what becomes of the others, the one that leads."""
+        if self.place.index == _LEAD:
+            self.observer.event(time_s, kind, node, detail)
 
     def _control(self, process: int, kind: str, body: bytes) -> None:
         """A note from another process: what of it is not understood is dropped with a line."""
@@ -327,6 +471,11 @@ class GrpcRuntime(Interpreter):
                 self._guarded(self.awaited.discard, (int(note["node"]),))
             elif kind == "stop":
                 self._guarded(self.stop, (str(note["reason"]),))
+            elif kind == "leaving":
+                for node in note["nodes"]:
+                    self._heard_gone(int(node))
+            elif kind == "anew":
+                self._guarded(self._heard_anew, (int(note["node"]), int(note["life"])))
             elif kind == "failed":
                 self._guarded(self._fail, (str(note["text"]), str(note["trace"])))
             elif kind == "report":
@@ -382,22 +531,29 @@ class GrpcRuntime(Interpreter):
             self.observer.span(sender, "send", began_s, self.clock(), type(transfer.message).__name__)
             self._guarded(self.left, (transfer,))
 
+        number = 0 if self._keeper is None else self._keeper.sent()
+
         def delivered(error: Exception | None) -> None:
+            self._settled(number)
             if error is None:
                 self._guarded(self.acknowledged, (transfer,))
             else:
                 self._guarded(self.undeliverable, (transfer, receiver))
 
-        transfer.flows.append(
-            self._transport.send(
-                sender,
-                receiver,
-                transfer.message,
-                rate_bytes_per_s=rate,
-                on_left=left,
-                on_delivered=delivered,
-            )
+        handle = self._transport.send(
+            sender,
+            receiver,
+            transfer.message,
+            rate_bytes_per_s=rate,
+            on_left=left,
+            on_delivered=delivered,
         )
+        transfer.flows.append((handle, number))
+
+    def _settled(self, number: int) -> None:
+        """What fails because this process ends has not arrived."""
+        if self._keeper is not None and not self._over.is_set():
+            self._keeper.settled(number)
 
     def _deliver_here(self, transfer: Transfer, receiver: int) -> None:
         if not transfer.cancelled:
@@ -405,8 +561,9 @@ class GrpcRuntime(Interpreter):
             self.acknowledged(transfer)
 
     def withdraw_transfer(self, transfer: Transfer) -> None:
-        for handle in transfer.flows:
-            handle.cancel()
+        for handle, number in transfer.flows:
+            if handle.cancel():
+                self._settled(number)
 
 
 def _nothing() -> None:

@@ -222,6 +222,8 @@ class Transport:
             await self._endpoint.retire()
         peers = list(self._peers.values())
         await asyncio.gather(*map(self._flush, peers))
+        for peer in peers:
+            peer.left = True
         if farewell:
             connections = [peer.connection for peer in peers if peer.connection is not None]
             for connection in connections:
@@ -354,8 +356,10 @@ class Transport:
             pause_s = FIRST_RETRY_S
             while not peer.ended:
                 arrivals = peer.arrivals
+                known = peer.problem
                 peer.problem = await self._dial_once(peer, method)
-                log.info("%s: %s", peer.title, peer.problem or "the stream has ended")
+                level = logging.DEBUG if peer.problem == known else logging.INFO
+                log.log(level, "%s: %s", peer.title, peer.problem or "the stream has ended")
                 if peer.arrivals > arrivals:
                     pause_s = FIRST_RETRY_S
                 await asyncio.sleep(pause_s)
