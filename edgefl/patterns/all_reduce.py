@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from edgefl.errors import PeerGone
-from edgefl.nodes import Gone, Message, Node
+from edgefl.nodes import Gone, Message, Node, Op
 from edgefl.parameters import Vector
 from edgefl.parameters.packing import pack, unpack
 
@@ -35,14 +35,18 @@ def chunk_bounds(size: int, num_chunks: int) -> list[tuple[int, int]]:
     return [(c * size // num_chunks, (c + 1) * size // num_chunks) for c in range(num_chunks)]
 
 
-async def ring_all_reduce(node: Node, members: Sequence[int], values: Tensor, *, tag: int) -> Tensor:
+async def ring_all_reduce(
+    node: Node, members: Sequence[int], values: Tensor, *, tag: int, unless: Sequence[Op[Message]] = ()
+) -> Tensor:
     """The sum over `members` of their `values`, bit-equal at all of them.
 
     members: node ids in ring order, this one among them, the same list at all. values: (d,), the same
     d at all; any d, also one that len(members) does not divide. tag: the same at all members of one
-    operation, and used once per pair of neighbors. Returns a new (d,) tensor; equal to the plain sum
-    to rounding. 2(n-1) steps; all members together send 2(n-1) d values.
-    Raises PeerGone when the member before this one is gone; the caller starts anew with the survivors.
+    operation, and used once per pair of neighbors. unless: receives whose message calls it off. Returns a
+    new (d,) tensor; equal to the plain sum to rounding. 2(n-1) steps; all members together send 2(n-1) d
+    values.
+    Raises PeerGone when the member before this one is gone, or with the sender of what called it off; the
+    caller starts anew with the survivors.
     """
     n, r = len(members), members.index(node.id)
     right, left = members[(r + 1) % n], members[r - 1]
@@ -51,9 +55,10 @@ async def ring_all_reduce(node: Node, members: Sequence[int], values: Tensor, *,
     for step in range(2 * (n - 1)):
         begin, end = chunks[(r - step) % n]
         node.send(right, Chunk(tag, step, total[begin:end].clone()))
-        m: Chunk | Gone = await node.receive(Chunk, Gone, sender=left, tag=tag, step=step)
-        if isinstance(m, Gone):
-            raise PeerGone(left)
+        came = node.receive(Chunk, Gone, sender=left, tag=tag, step=step)
+        m: Message = await (node.first(came, *unless) if unless else came)
+        if not isinstance(m, Chunk):
+            raise PeerGone(m.sender)
         begin, end = chunks[(r - step - 1) % n]
         if step < n - 1:
             total[begin:end] += m.values
@@ -63,19 +68,29 @@ async def ring_all_reduce(node: Node, members: Sequence[int], values: Tensor, *,
 
 
 async def all_reduce_mean(
-    node: Node, members: Sequence[int], vector: Vector, *, weight: float = 1.0, tag: int
+    node: Node,
+    members: Sequence[int],
+    vector: Vector,
+    *,
+    weight: float | None = 1.0,
+    tag: int,
+    unless: Sequence[Op[Message]] = (),
 ) -> Vector:
     """The weighted mean over `members` of their vectors, bit-equal at all of them.
 
-    The weight travels as one more value behind the parameters; a group of one returns its own vector
-    bit for bit. Floating-point buffers travel along; integer ones stay each node's own.
+    The weight travels as one more value behind the parameters; None at all members: all weigh the same, and
+    nothing but the parameters travels. A group of one returns its own vector bit for bit.
+    Floating-point buffers travel along; integer ones stay each node's own. unless: as in ring_all_reduce.
     Raises ValueError when the weights sum to zero.
     """
     if len(members) == 1:
         return vector
-    packed = pack(vector) * weight
-    packed = torch.cat([packed, packed.new_tensor([weight])])
-    total = await ring_all_reduce(node, members, packed, tag=tag)
+    packed = pack(vector)
+    if weight is None:
+        total = await ring_all_reduce(node, members, packed, tag=tag, unless=unless)
+        return unpack(total / len(members), vector)
+    packed = torch.cat([packed * weight, packed.new_tensor([weight])])
+    total = await ring_all_reduce(node, members, packed, tag=tag, unless=unless)
     if total[-1] == 0:
         raise ValueError("the weights of an all-reduce sum to zero")
     return unpack(total[:-1] / total[-1], vector)

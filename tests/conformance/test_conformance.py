@@ -36,6 +36,7 @@ SYNCHRONOUS = [
     "fedprox",
     "d-psgd",
     "ring-allreduce",
+    "prague-static",
     "split-learning",
     "centralized",
     "local-only",
@@ -47,7 +48,7 @@ SYNCHRONOUS = [
     "hsfl",
     "hsfl-layerwise",
 ]
-ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "swift"]
+ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "swift", "prague"]
 
 
 def _run(tmp_path: Path, method: str, runtime: str, *, processes: bool = False, **overrides: str):

@@ -45,12 +45,16 @@ class Accuracy(Watcher):
     def span(self, *span: Any) -> None:
         pass
 
-    def tick(self, time_s: float) -> bool:
+    def look(self) -> None:
+        """Measure the models as they are now."""
         self.accuracy = self._accuracy()
+
+    def tick(self, time_s: float) -> bool:
+        self.look()
         for target in self._targets:
             if self.accuracy >= target:
                 self.times.setdefault(target, time_s)
-        return len(self.times) == len(self._targets)
+        return bool(self._targets) and len(self.times) == len(self._targets)
 
     def _accuracy(self) -> float:
         models = list(self.now.values())
@@ -67,11 +71,12 @@ class Accuracy(Watcher):
 
 
 def times_to(plan: RunPlan, every_s: float, *targets: float, of: str = "mean") -> Accuracy:
-    """Run a plan until the targets are reached, or to its end."""
+    """Run a plan until the targets are reached, or to its end; its accuracy is then that of the end."""
     torch.set_num_threads(1)
     assert plan.learner is not None
     watcher = Accuracy(plan, every_s, targets, of)
     VirtualRuntime(plan, watcher, make_executor("auto", plan.learner)).run()
+    watcher.look()
     return watcher
 
 

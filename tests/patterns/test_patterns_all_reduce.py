@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -136,3 +137,37 @@ def test_the_member_after_a_departure_is_told():
     faults = FaultPlan(crashes=(Crash(1, at_s=1.0),), detect_s=0.5)
     outcome = run_toy([program] * 3, KINDS, faults=faults, ends_with=[2])
     assert outcome.results[2] == 1 and outcome.time_s == 1.5
+
+
+def test_equal_weights_send_nothing_but_the_values():
+    layout = Layout.of_shapes([("a", (10,))])
+    vectors = [Vector(layout, torch.arange(10.0) * i) for i in range(4)]
+    outcome = run_toy([partial(mean_of, vectors, [None] * 4)] * 4, KINDS)
+    assert all(torch.equal(outcome.results[i].values, torch.arange(10.0) * 1.5) for i in range(4))
+    assert outcome.traffic.payload_bytes == 2 * 3 * 4 * 10
+
+
+@dataclass(frozen=True)
+class Off(Message):
+    tag: int
+
+
+def test_an_operation_is_called_off_by_a_message_of_its_own_tag():
+    async def member(node):
+        off = (node.receive(Off, sender=2, tag=5),)
+        try:
+            return await ring_all_reduce(node, [0, 1, 3], torch.ones(3), tag=5, unless=off)
+        except PeerGone as gone:
+            return gone.node, node.now()
+
+    async def caller(node):
+        node.send([0, 1], Off(4))
+        await node.sleep(2.0)
+        node.send([0, 1], Off(5))
+
+    async def absent(node):
+        await node.sleep(9.0)
+
+    results = run_toy([member, member, caller, absent], (Chunk, Off)).results
+    for i in (0, 1):
+        assert results[i] == (2, pytest.approx(2.0, abs=1e-3))

@@ -19,6 +19,7 @@ METHODS = [
     "fedasync",
     "divshare",
     "swift",
+    "prague",
     "ring-allreduce",
     "split-learning",
     "split-learning-u",
