@@ -31,6 +31,8 @@ class Reported(Protocol):
     def parameters(self) -> Sent: ...
     @property
     def num_examples(self) -> int: ...
+    @property
+    def num_steps(self) -> int: ...
 
 
 class Intake:
@@ -42,6 +44,9 @@ class Intake:
 
     def report(self, base: Vector, r: Reported) -> Vector | None:
         """The model that a report carries, its weight the number of examples; None: refused."""
+        if r.num_steps < 1:
+            self.refuse(r.sender, f"it claims {r.num_steps} local steps")
+            return None
         return self.model(r.sender, r.parameters, base, r.num_examples)
 
     def model(self, sender: int, sent: Sent, base: Vector, weight: float = 1.0) -> Vector | None:

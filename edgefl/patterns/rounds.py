@@ -47,11 +47,14 @@ class Round:
     """One round: its cohort, drawn anew; counted: the senders of the reports that count, as they came.
 
     Choices: a report of an older round is dropped and counted; one that is refused (see Intake) is not waited
-    for again; with fewer than min_reports the round is void.
+    for again; with fewer than min_reports the round is void. rules: of the round, the method's config
+    where None.
     """
 
-    def __init__(self, node: Node, t: int, clients: Sequence[int], intake: Intake) -> None:
-        config: RoundConfig = node.config
+    def __init__(
+        self, node: Node, t: int, clients: Sequence[int], intake: Intake, rules: RoundConfig | None = None
+    ) -> None:
+        config: RoundConfig = rules or node.config
         self._node, self.t, self._config, self._intake = node, t, config, intake
         self.wanted = max(round(config.client_fraction * len(clients)), 1)
         size = math.ceil((1 + config.over_selection) * self.wanted)

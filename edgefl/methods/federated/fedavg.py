@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -95,21 +95,28 @@ async def serve(node: Node, rule: Rule) -> Vector:
 class Mean:
     """The weighted mean of what was reported, or a step of eta_g towards it: FedAvg's rule."""
 
-    def __init__(self, node: Node, w: Vector, state: None) -> None:
-        self._node, self._w = node, w
+    def __init__(self, node: Node, w: Vector, state: Any) -> None:
+        self.node, self.w, self.state = node, w, state
         self._mean = WeightedMean(w.layout)
 
     def add(self, r: LocalModel, y: Vector) -> None:
-        self._mean.add(y, 1 if self._node.config.weighting == "uniform" else r.num_examples)  # n_k / sum n_k
+        self._mean.add(y, 1 if self.node.config.weighting == "uniform" else r.num_examples)  # n_k / sum n_k
 
-    def value(self) -> tuple[Vector, None]:
-        config, w, clients = self._node.config, self._w, self._node.fleet.ids("client")
-        rate: float = config.server_rate
-        if config.weighting == "unbiased":
-            total = sum(map(self._node.fleet.num_examples, clients))
-            rate *= len(clients) * self._mean.weight / (self._mean.count * total)
-        mean = self._mean.value(otherwise=w)
-        return (mean if rate == 1 else w + (mean - w) * rate), None
+    def value(self) -> tuple[Vector, Any] | None:
+        rate, mean = self.node.config.server_rate * self._sum_of_weights(), self._mean.value(otherwise=self.w)
+        return (mean if rate == 1 else self.w + (mean - self.w) * rate), None
+
+    def change(self) -> Vector:
+        """sum_R w_k (y_k - w)."""
+        change = self._mean.value(otherwise=self.w) - self.w
+        return change if self._sum_of_weights() == 1 else change * self._sum_of_weights()
+
+    def _sum_of_weights(self) -> float:
+        if self.node.config.weighting != "unbiased":
+            return 1.0
+        clients, fleet = self.node.fleet.ids("client"), self.node.fleet
+        total = sum(map(fleet.num_examples, clients))
+        return len(clients) * self._mean.weight / (self._mean.count * total)
 
 
 async def server(node: Node) -> Vector:

@@ -74,12 +74,13 @@ async def _trained(node: Node, m: GlobalModel) -> Trained | None:
     return Trained(r.parameters, sum(losses) / len(losses), len(losses))
 
 
-def _refuse_divergence(plan: RunPlan) -> None:
+def refuse_divergence(plan: RunPlan) -> None:
+    """Refuse eta mu >= 2, with which the proximal term's gradient steps diverge."""
     assert plan.learner is not None
     eta, mu = plan.learner.train.learning_rate, plan.config.proximal_mu
     if eta * mu >= 2:
         raise ConfigError(
-            "method.fedprox.proximal_mu", mu, f"below 2 / learning_rate = {2 / eta:g} is needed"
+            f"method.{plan.method.name}.proximal_mu", mu, f"below 2 / learning_rate = {2 / eta:g} is needed"
         )
 
 
@@ -93,7 +94,7 @@ METHOD = Method(
     ends_with=("server",),
     needs="star",
     evaluates="server",
-    prepare=_refuse_divergence,
+    prepare=refuse_divergence,
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     stateless=("client",),
