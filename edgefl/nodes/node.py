@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from edgefl.data import LocalData
 from edgefl.keyed import generator
 from edgefl.learning.cost import duration_s
 from edgefl.learning.work import gradient_cost
@@ -15,7 +16,6 @@ from edgefl.messages.base import Message
 from edgefl.nodes.operations import Compute, First, Op, Receive, Save, Sleep
 
 if TYPE_CHECKING:
-    from edgefl.data import LocalData
     from edgefl.devices import DeviceProfile
     from edgefl.learning.learner import Learner
     from edgefl.learning.model import Model
@@ -79,6 +79,22 @@ class FleetView:
         """How many training examples node j holds, 0 without data."""
         data = self._plan.nodes[j].data
         return 0 if data is None else len(data)
+
+    def pooled_data(self) -> LocalData:
+        """All training examples of the fleet, as on a storage that every node shares.
+
+        Raises ValueError when nobody holds data.
+        """
+        parts = [spec.data for spec in self._plan.nodes if spec.data is not None]
+        if not parts:
+            raise ValueError("no node of this fleet holds data")
+        everything = np.sort(np.concatenate([part.indices for part in parts]))
+        return LocalData(parts[0].dataset, everything, 0, parts[0].seed)
+
+    @property
+    def link_model(self) -> str:
+        """How flows share links in virtual time: fair, local-fair or fifo."""
+        return self._plan.network.link_model
 
     def access(self, j: int) -> Access:
         """Node j's planned connection to the network: rates up and down, latency."""
