@@ -9,8 +9,8 @@ that the longest round ends soonest; what is sent is paced at b_n.
 Only the paper's abstract could be read. Its own are: a cut per device, shares of the bandwidth, the shortest
 training, alternation. Choices: the time model; rears as in SplitFed V1, each on 1/N of the server, so that
 they never queue; `allow_local`: a device may take the whole model, and trains alone; a device's own link caps
-b_n (`own_link_caps`); fresh optimisers each round, so that no state belongs to moved layers; with `replan_above`,
-a round is planned anew where a device's computing took that much more or less than planned;
+b_n (`own_link_caps`); fresh optimisers each round, so that no state belongs to moved layers; with
+`replan_above`, a round is planned anew where a device's computing took that much more or less than planned;
 a device that is gone is left out of the round's average, a slow one is waited for.
 `plan` other than "alternating" gives the paper's kinds of baseline.
 """

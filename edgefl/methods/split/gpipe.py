@@ -1,0 +1,37 @@
+"""GPipe (Huang et al. 2019, https://arxiv.org/abs/1811.06965): pipelined training, all forwards first.
+
+The model is cut into S stages, a batch into M micro-batches. All micro-batches go forward in order through
+the stages, then backward from the last one on; gradients add up, weighted by B_i / B, and one step follows.
+Every stage holds M micro-batches at once; where memory holds fewer, the batch goes in rounds of what fits,
+with a drain each and still one step.
+
+Choices: what a forward pass keeps is kept, not recomputed. Stages are planned, may have replicas, and go on
+after a loss as in `dapple`.
+"""
+
+from __future__ import annotations
+
+from edgefl.methods.split.pipeline import MESSAGES, pipeline_peer
+from edgefl.nodes import Faults, Method, Node
+from edgefl.parameters import Vector
+from edgefl.patterns.all_reduce import Chunk
+from edgefl.planning.fleet import PipelineConfig, plan_for, refuse_no_pipeline
+
+
+async def peer(node: Node) -> Vector | None:
+    return await pipeline_peer(node, lambda node: plan_for(node, ("gpipe",)).plan)
+
+
+METHOD = Method(
+    name="gpipe",
+    title="Pipelined training, all forwards first",
+    paper="Huang et al. 2019, https://arxiv.org/abs/1811.06965",
+    roles={"peer": peer},
+    messages=(*MESSAGES, Chunk),
+    config=PipelineConfig,
+    ends_with=("peer",),
+    needs="complete",
+    evaluates="parts",
+    prepare=refuse_no_pipeline,
+    tolerates=Faults(crashes=False, returns=True, partitions=True),
+)

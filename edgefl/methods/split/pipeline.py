@@ -1,0 +1,337 @@
+"""What the pipelined methods share: a device's passes, messages between stages, and going on after a loss.
+
+The lowest peer leads: it plans, tells all, and watches over them. When a member is gone or has come back, the
+step under way is void. The leader waits until all live, asks each how many steps it has made, and lets all
+go on from the lowest: since nobody can be two steps ahead of anybody, each member keeps its last two
+versions. Every message of a step carries the attempt (the leader's life, a count) that it belongs to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from edgefl.data import Batch, LocalData
+from edgefl.errors import PeerGone
+from edgefl.learning.work import StageBackward, StageForward, StageGradient
+from edgefl.nodes import Back, Gone, Message, Node
+from edgefl.parameters import Vector
+from edgefl.patterns.all_reduce import ring_all_reduce
+from edgefl.patterns.split import Across, Link, Part
+from edgefl.planning.pipeline import PipelinePlan, Stage, overlaps
+
+Attempt = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Activations(Across):
+    """Rows of a micro-batch on their way down; step: number of the micro-batch in the run."""
+
+
+@dataclass(frozen=True)
+class ActivationGradients(Across):
+    """Rows of the gradient on their way up."""
+
+
+@dataclass(frozen=True)
+class Called(Message):
+    """The leader asks where everybody is; what is under way is void."""
+
+    attempt: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Position(Message):
+    """How many steps this member has made."""
+
+    attempt: tuple[int, int]
+    step: int
+
+
+@dataclass(frozen=True)
+class Resume(Message):
+    """Go on after so many steps. stages: (first block, last block, devices, shares of the rows) of each."""
+
+    attempt: tuple[int, int]
+    step: int
+    stages: tuple[tuple[int, int, tuple[int, ...], tuple[float, ...]], ...]
+    batch: int
+    num_micro: int
+    policy: str
+    warmup: tuple[int, ...]
+    chunk: int | None
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """This member has made all steps."""
+
+    attempt: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Over(Message):
+    """All members have made all steps."""
+
+
+MESSAGES = (Activations, ActivationGradients, Called, Position, Resume, Done, Over)
+
+
+class Interrupted(Exception):
+    """The step under way is void; `call` is the leader's call, None while it is yet to come."""
+
+    def __init__(self, call: Called | None = None) -> None:
+        self.call = call
+        super().__init__("called off")
+
+
+async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -> Vector | None:
+    """One device's life. Returns its stage's parameters at the end, None for a device that has no stage."""
+    peers = node.fleet.ids()
+    if node.id == peers[0]:
+        node.start(_lead(node, make_plan(node)))
+    member = Member(node)
+    wanted: Resume | Called | Over = await node.receive(Resume, Called, Over)
+    while not isinstance(wanted, Over):
+        if isinstance(wanted, Called):
+            node.send(peers[0], Position(wanted.attempt, member.step))
+            wanted = await node.receive(Resume, Called, Over)
+            continue
+        member.begin(wanted)
+        try:
+            await member.run()
+            node.send(peers[0], Done(wanted.attempt))
+            wanted = await node.receive(Called, Over)
+        except Interrupted as interrupted:
+            wanted = interrupted.call or await node.receive(Called)
+    return member.part.parameters if member.plan is not None else None
+
+
+# --- the leader -------------------------------------------------------------------------------------------
+
+
+async def _lead(node: Node, plan: PipelinePlan) -> None:
+    """Start all members, call them together when one is lost or back, and end the run when all are done."""
+    attempt, step = (node.life, 0), 0
+    if node.life:
+        attempt, step = await _assemble(node, plan, attempt)
+    while True:
+        node.send(plan.members, _resume(plan, attempt, step))
+        if await _all_done(node, plan, attempt):
+            break
+        node.note("stopped", "a member of the pipeline is lost or has come back; its step is void")
+        attempt, step = await _assemble(node, plan, attempt)
+        node.note("resumed", f"after {step} steps")
+    node.send(node.fleet.ids(), Over())
+
+
+def _resume(plan: PipelinePlan, attempt: Attempt, step: int) -> Resume:
+    stages = tuple((s.first, s.last, s.devices, s.shares) for s in plan.stages)
+    return Resume(attempt, step, stages, plan.batch, plan.num_micro, plan.policy, plan.warmup, plan.chunk)
+
+
+def _plan_of(m: Resume) -> PipelinePlan:
+    policy: Any = m.policy
+    stages = tuple(Stage(*stage) for stage in m.stages)
+    return PipelinePlan(stages, m.batch, m.num_micro, policy, m.warmup, m.chunk)
+
+
+async def _all_done(node: Node, plan: PipelinePlan, attempt: Attempt) -> bool:
+    """Wait for all members to end; False when one is lost or has come back."""
+    waiting = set(plan.members)
+    while waiting:
+        m = await node.receive(Done, Gone, Back, sender=plan.members, attempt=attempt)
+        if not isinstance(m, Done):
+            return False
+        waiting.discard(m.sender)
+    return True
+
+
+async def _assemble(node: Node, plan: PipelinePlan, attempt: Attempt) -> tuple[Attempt, int]:
+    """Wait until all members live, and for the steps that each has made: the new attempt, and the lowest."""
+    while True:
+        while lost := [d for d in plan.members if not node.fleet.alive(d)]:
+            await node.receive(Back, sender=lost)
+        node.take(Back)
+        attempt = (node.life, attempt[1] + 1)
+        node.send(plan.members, Called(attempt))
+        steps: dict[int, int] = {}
+        while len(steps) < len(plan.members):
+            m = await node.receive(Position, Gone, Back, sender=plan.members, attempt=attempt)
+            if not isinstance(m, Position):
+                break
+            steps[m.sender] = m.step
+        else:
+            return attempt, min(steps.values())
+
+
+# --- a member ---------------------------------------------------------------------------------------------
+
+
+class Member:
+    """A device's stage: its last two versions, and its passes. step: steps made; part: after so many."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.plan: PipelinePlan | None = None
+        saved = node.saved or {"step": 0}
+        self.step: int = saved["step"]
+        self.versions: dict[int, Part] = {}
+        for back, name in enumerate(("part", "older")):
+            if name in saved:
+                self.versions[self.step - back] = Part(saved[name], saved[f"{name}_state"])
+        self.data: LocalData = node.fleet.pooled_data()
+
+    @property
+    def part(self) -> Part:
+        return self.versions[self.step]
+
+    def begin(self, m: Resume) -> None:
+        """Be where the leader wants everybody to be."""
+        node, model = self.node, self.node.model
+        self.plan, self.attempt = _plan_of(m), m.attempt
+        place = self.plan.place(node.id)
+        assert place is not None
+        self.s, self.r = place
+        mine = self.plan.stages[self.s]
+        self.stage, self.is_last = model.stage(mine.first, mine.last), self.s == len(self.plan.stages) - 1
+        if not self.versions:
+            self.versions[0] = Part(model.cut(model.init(), mine.first, mine.last))
+        self.step = m.step
+        self.name = f"{mine.first}:{mine.last}"
+        if self.r == 0:
+            node.publish(self.part.parameters, step=self._round(self.step), part=self.name)
+
+    @property
+    def _steps_per_round(self) -> int:
+        return self.node.workload.num_steps(len(self.data))
+
+    def _round(self, step: int) -> int:
+        return step // self._steps_per_round
+
+    async def run(self) -> None:
+        """All steps that are left. Raises Interrupted when the leader calls."""
+        node, rounds = self.node, self.node.num_rounds
+        while rounds is None or self.step < rounds * self._steps_per_round:
+            k, began_s = self.step, node.now()
+            gradient = await self._passes(k)
+            part = self.part.stepped(node, await self._reduced(gradient, k), self._round(k))
+            self.versions = {k: self.part, k + 1: part}
+            self.step = k + 1
+            node.record(step_s=node.now() - began_s, in_flight=self.most_open)
+            if self.r == 0 and self.step % self._steps_per_round == 0:
+                node.publish(part.parameters, step=self._round(self.step), part=self.name)
+            older = self.versions[k]
+            await node.save(
+                step=self.step, part=part.parameters, part_state=part.state,
+                older=older.parameters, older_state=older.state,
+            )  # fmt: skip
+
+    async def _passes(self, k: int) -> Tensor:
+        """All passes of step k in order; the gradient of the batch's mean loss, from this replica's rows."""
+        assert self.plan is not None
+        batch = self.data.batch(k, self.node.workload.batch_size)
+        bounds = self.plan.micro_bounds(len(batch))
+        total, self.most_open, losses = torch.zeros_like(self.part.parameters.values), 0, 0.0
+        inputs: dict[int, Tensor] = {}
+        for kind, m in self.plan.order(self.s):
+            begin, end = bounds[m]
+            rows = self.plan.stages[self.s].rows(end - begin)[self.r]
+            if rows[0] == rows[1]:
+                continue
+            micro = Batch(batch.x[begin:end], batch.y[begin:end])
+            if kind == "F":
+                inputs[m] = await self._forward(k, m, micro, rows)
+                self.most_open = max(self.most_open, len(inputs))
+                continue
+            g = await self._backward(k, m, micro, rows, inputs.pop(m), len(batch))
+            total += g.parameters.values
+            losses += g.loss or 0.0
+        if self.is_last:
+            self.node.record(train_loss=losses)
+        return total
+
+    async def _forward(self, k: int, m: int, micro: Batch, rows: tuple[int, int]) -> Tensor:
+        """The input of a micro-batch's rows; its output is on its way down."""
+        x = micro.x[rows[0] : rows[1]]
+        if self.s:
+            x = await self._gathered(Activations, k, m, self.s - 1, len(micro))
+        output: Tensor = await self.node.compute(StageForward(self.stage, self.part.parameters, x, keep=True))
+        if not self.is_last:
+            self._scatter(Activations, k, m, self.s + 1, len(micro), output)
+        return x
+
+    async def _backward(
+        self, k: int, m: int, micro: Batch, rows: tuple[int, int], x: Tensor, batch_size: int
+    ) -> StageGradient:
+        """The gradients of a micro-batch's rows, as shares of the batch's mean; that at x goes up."""
+        parameters, wants = self.part.parameters, self.s > 0
+        if not self.is_last:
+            gradient = await self._gathered(ActivationGradients, k, m, self.s + 1, len(micro))
+            work = StageBackward(
+                self.stage, parameters, x, output_gradient=gradient, input_gradient=wants, kept=True
+            )
+            g: StageGradient = await self.node.compute(work)
+        else:
+            y = micro.y[rows[0] : rows[1]]
+            work = StageBackward(self.stage, parameters, x, labels=y, input_gradient=wants, kept=True)
+            mean: StageGradient = await self.node.compute(work)
+            share = len(x) / batch_size  # B_i / B
+            assert mean.loss is not None
+            upward = None if mean.input is None else mean.input * share
+            g = StageGradient(mean.parameters * share, upward, mean.loss * share)
+        if g.input is not None:
+            self._scatter(ActivationGradients, k, m, self.s - 1, len(micro), g.input)
+        return g
+
+    async def _reduced(self, gradient: Tensor, k: int) -> Vector:
+        """The gradient summed over the replicas of the stage."""
+        assert self.plan is not None
+        ring = self.plan.stages[self.s].devices
+        if len(ring) > 1:
+            life, count = self.attempt
+            tag = (life << 20 | count) << 32 | k
+            work = self.node.start(ring_all_reduce(self.node, ring, gradient, tag=tag))
+            try:
+                came = await self.node.first(self.node.receive(Called), work)
+            except PeerGone:
+                raise Interrupted() from None
+            if came is not work:
+                work.cancel()
+                raise Interrupted(came)
+            gradient = work.value
+        return self.part.parameters.with_values(gradient)
+
+    # --- between stages -------------------------------------------------------------------------------
+
+    def _shared(self, other: int, size: int) -> list[tuple[int, int, int]]:
+        """(device, begin, end): the rows of a micro-batch that this replica shares with another stage's."""
+        assert self.plan is not None
+        stages = self.plan.stages
+        found = overlaps(stages[other].rows(size), stages[self.s].rows(size))
+        return [(stages[other].devices[i], begin, end) for i, j, begin, end in found if j == self.r]
+
+    def _scatter(self, kind: type[Across], k: int, m: int, other: int, size: int, values: Tensor) -> None:
+        """Send each replica of another stage the rows that both hold."""
+        assert self.plan is not None
+        first = self.plan.stages[self.s].rows(size)[self.r][0]
+        for to, begin, end in self._shared(other, size):
+            link = Link(to, self.attempt, self.node.config.cut_bits)
+            link.send(self.node, kind, k * self.plan.num_micro + m, values[begin - first : end - first])
+
+    async def _gathered(self, kind: type[Across], k: int, m: int, other: int, size: int) -> Tensor:
+        """This replica's rows, from those of another stage. Raises Interrupted when the leader calls."""
+        assert self.plan is not None
+        parts = []
+        for sender, _, _ in self._shared(other, size):
+            number = k * self.plan.num_micro + m
+            wanted = self.node.receive(kind, sender=sender, turn=self.attempt, step=number)
+            came: Any = await self.node.first(wanted, self.node.receive(Called))
+            if isinstance(came, Called):
+                raise Interrupted(came)
+            parts.append(came.tensor())
+        return parts[0] if len(parts) == 1 else torch.cat(parts)

@@ -1,0 +1,107 @@
+"""Pipelines for the fleet of a run: settings, the plan, and what is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, cast
+
+from pydantic import Field
+
+from edgefl.errors import ConfigError
+from edgefl.learning.learner import Learner
+from edgefl.nodes import MethodConfig, Node
+from edgefl.nodes.node import FleetView
+from edgefl.nodes.plan import RunPlan
+from edgefl.planning.dapple import NoPlan, Planned, plan_pipeline, with_policy
+from edgefl.planning.model_costs import ModelCosts, links_of
+from edgefl.planning.pipeline import PipelinePlan, Policy, Stage, simulated
+from edgefl.planning.split import refuse_clipping
+
+
+class PipelineConfig(MethodConfig):
+    """How a model is cut into stages; batch and rate are [train]'s."""
+
+    micro_batches: int = Field(default=4, ge=1)
+    """M: micro-batches per global batch of [train] batch_size examples."""
+    stages: tuple[tuple[int, int], ...] | None = None
+    """(blocks up to here, devices) of each stage, devices in order of id; not given: the planner's."""
+    policy: Literal["PA", "PB"] | None = None
+    """DAPPLE's warm-up depth; not given: the faster of the two."""
+    cut_bits: Literal[32, 8] = 32
+    """Bits per value between stages; the relative error of 8 is recorded as cut_error."""
+
+
+def plan_for(node: Node, policies: Sequence[Policy]) -> Planned:
+    """The plan of the fleet that a program is in, and its seconds per step."""
+    return plan_fleet(node.fleet, node.learner, node.config, policies)
+
+
+def plan_fleet(
+    view: FleetView, learner: Learner, config: PipelineConfig, policies: Sequence[Policy]
+) -> Planned:
+    """The plan that the settings ask for, or the planner's. Raises NoPlan when memory allows none."""
+    ids = view.ids()
+    costs = ModelCosts(learner, {i: view.profile(i) for i in ids})
+    links = links_of(view, view.link_model)
+    batch, num_micro = view.workload(ids[0]).batch_size, config.micro_batches
+    if config.policy is not None and "gpipe" not in policies:
+        policies = (config.policy,)
+    if config.stages is None:
+        return plan_pipeline(costs, links, ids, batch, num_micro, policies)
+    shape = PipelinePlan(_given(config.stages, ids, costs), batch, num_micro, policies[0], ())
+    plans = [with_policy(shape, costs, policy) for policy in policies]
+    timed = [Planned(plan, simulated(plan, costs, links).makespan_s) for plan in plans]
+    return min(timed, key=lambda planned: planned.step_s)
+
+
+def _given(stages: tuple[tuple[int, int], ...], ids: Sequence[int], costs: ModelCosts) -> tuple[Stage, ...]:
+    found, first, at = [], 0, 0
+    for last, count in stages:
+        members = tuple(ids[at : at + count])
+        found.append(Stage(first, last, members, tuple(costs.speed(d) for d in members)))
+        first, at = last, at + count
+    return tuple(found)
+
+
+def refuse_no_pipeline(plan: RunPlan) -> None:
+    """Raises ConfigError for micro-batches, stages or a model that make no pipeline; for lack of memory."""
+    assert plan.learner is not None
+    key, config, learner = f"method.{plan.method.name}", plan.config, plan.learner
+    refuse_clipping(plan)
+    if learner.model.layout.buffers:
+        raise ConfigError(
+            "model", learner.model.name, f"a model without batch statistics for {plan.method.name}"
+        )
+    batch = plan.nodes[0].workload.batch_size
+    if config.micro_batches > batch:
+        raise ConfigError(f"{key}.micro_batches", config.micro_batches, f"at most batch_size = {batch}")
+    if config.stages is not None:
+        _refuse_stages(plan, config.stages, batch // config.micro_batches)
+    view = FleetView(plan, 0, cast(Any, None))  # nobody is alive before the run, and nobody asks
+    try:
+        plan_fleet(view, learner, config, ("gpipe",) if plan.method.name == "gpipe" else ("PA", "PB"))
+    except NoPlan:
+        roomiest = max(range(len(plan.nodes)), key=lambda i: plan.nodes[i].profile.memory_bytes)
+        memory = plan.nodes[roomiest].profile.memory_bytes
+        accepted = f"no cut of {learner.model.name} fits the devices; {plan.name(roomiest)} has most"
+        raise ConfigError("fleet.devices", memory, accepted) from None
+
+
+def _refuse_stages(plan: RunPlan, stages: tuple[tuple[int, int], ...], micro_rows: int) -> None:
+    assert plan.learner is not None
+    key, blocks = f"method.{plan.method.name}.stages", len(plan.learner.model.blocks)
+    ends, counts = [end for end, _ in stages], [count for _, count in stages]
+    if not ends or ends[-1] != blocks or any(b <= a for a, b in zip([0, *ends], ends, strict=False)):
+        raise ConfigError(key, stages, f"rising ends of which the last is {blocks}, the number of blocks")
+    if min(counts) < 1 or sum(counts) > len(plan.nodes):
+        raise ConfigError(key, stages, f"at least 1 device each, at most {len(plan.nodes)} together")
+    if max(counts) > micro_rows:
+        raise ConfigError(key, stages, f"at most {micro_rows} devices each: a micro-batch has so many rows")
+    view = FleetView(plan, 0, cast(Any, None))
+    costs = ModelCosts(plan.learner, {i: view.profile(i) for i in view.ids()})
+    for stage in _given(stages, view.ids(), costs):
+        for d in stage.devices:
+            needed = costs.fixed_bytes(stage.first, stage.last) + costs.kept_bytes(stage.first, stage.last, 1)
+            if needed > costs.memory_bytes(d):
+                accepted = f"{plan.name(d)} needs {needed:.0f} bytes and has {costs.memory_bytes(d):.0f}"
+                raise ConfigError(key, stages, accepted)

@@ -1,0 +1,75 @@
+"""What a model's blocks cost on a fleet: the figures that pipelines are planned by."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from edgefl.devices import DeviceProfile
+from edgefl.learning.cost import duration_s
+from edgefl.learning.learner import Learner
+from edgefl.learning.work import stage_backward_cost, stage_forward_cost
+from edgefl.nodes.node import FleetView
+from edgefl.planning.simulate import Links
+
+
+class ModelCosts:
+    """Costs of the stages of a learner's model on devices by node id; seconds of the very work items.
+
+    Fixed memory: the parameters of two versions, gradients and their sum, two versions of the state.
+    """
+
+    def __init__(self, learner: Learner, profiles: Mapping[int, DeviceProfile]) -> None:
+        self._learner, self._profiles = learner, dict(profiles)
+        self._model = learner.model
+        self.num_layers = len(learner.model.blocks)
+        self._known: dict[tuple[str, int, int, int, int], float] = {}
+
+    def forward_s(self, first: int, last: int, device: int, rows: int) -> float:
+        return self._seconds("F", first, last, device, rows)
+
+    def backward_s(self, first: int, last: int, device: int, rows: int) -> float:
+        return self._seconds("B", first, last, device, rows)
+
+    def _seconds(self, kind: str, first: int, last: int, device: int, rows: int) -> float:
+        key = (kind, first, last, device, rows)
+        seconds = self._known.get(key)
+        if seconds is None:
+            stage = self._model.stage(first, last)
+            if kind == "F":
+                cost = stage_forward_cost(stage, rows)
+            else:
+                cost = stage_backward_cost(stage, rows, first > 0, kept=True)
+            seconds = self._known[key] = duration_s(cost, self._profiles[device])
+        return seconds
+
+    def cut_bytes(self, layer: int, rows: int) -> float:
+        return rows * self._model.block_counts[layer - 1].output_bytes
+
+    def parameter_bytes(self, first: int, last: int) -> float:
+        return self._model.stage(first, last).counts.parameter_bytes
+
+    def fixed_bytes(self, first: int, last: int) -> float:
+        states = self._learner.optimizer.state_sizes.count(None)
+        return (4 + 2 * states) * self.parameter_bytes(first, last)
+
+    def kept_bytes(self, first: int, last: int, rows: int) -> float:
+        return rows * self._model.stage(first, last).counts.saved_bytes
+
+    def memory_bytes(self, device: int) -> float:
+        return self._profiles[device].memory_bytes
+
+    def speed(self, device: int) -> float:
+        return self._profiles[device].compute_flops
+
+
+def links_of(view: FleetView, model: str) -> Links:
+    """The planned network of a fleet. model: the run's link model."""
+    ids = view.ids()
+    access = {i: view.access(i) for i in ids}
+    return Links(
+        up={i: a.up_bytes_per_s for i, a in access.items()},
+        down={i: a.down_bytes_per_s for i, a in access.items()},
+        latency_s={i: a.latency_s for i, a in access.items()},
+        copy_bytes_per_s={i: view.profile(i).memory_bytes_per_s for i in ids},
+        model="fifo" if model == "fifo" else "fair",
+    )
