@@ -16,6 +16,7 @@ from edgefl.errors import EdgeflError
 from edgefl.network import Access, NetworkPlan, Topology
 from edgefl.nodes import Message
 from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.runtimes.virtual import sharing
 from edgefl.runtimes.virtual.links import Flow, make_links
 
 MODELS = ("fair", "local-fair", "fifo")
@@ -78,7 +79,11 @@ class Kernel:
         return self.arrived
 
     def _note(self) -> None:
-        rates = [(f, f.rate) for f in self.flows if f.rate > 0 and not f.stopped and f.updated_s <= self.now]
+        rates = [
+            (f, f.current_rate)
+            for f in self.flows
+            if f.rate > 0 and not f.stopped and f.updated_s <= self.now
+        ]
         if not self.last and (not self.heap or self.heap[0][0] > self.now):
             self.instants.append((self.now, rates))
 
@@ -386,3 +391,34 @@ def test_a_crash_is_charged_what_had_left(model):
     )
     assert outcome.results == {1: None, 2: None}
     assert outcome.traffic.sent_bytes[0] == pytest.approx(500_000, rel=1e-3)
+
+
+@pytest.mark.parametrize("model", ["fair", "local-fair"])
+def test_a_hub_gives_each_flow_the_same_as_going_through_all_of_them(model, monkeypatch):
+    """Stars of many flows, some with caps and thin ends, some crowded or withdrawn on the way."""
+    hubs = 0
+    for seed in range(120):
+        rng = np.random.default_rng([seed, 2])
+        links = [access(float(rng.uniform(20, 200)), float(rng.uniform(2, 60))) for _ in range(14)]
+        flows = []
+        for k in range(int(rng.integers(8, 40))):
+            center_sends = rng.random() < 0.8
+            other = int(rng.integers(1, 14)) if rng.random() < 0.3 else 1 + k % 13
+            cap = float(rng.uniform(1, 20)) if rng.random() < 0.3 else math.inf
+            ends = (0, other) if center_sends else (other, 0)
+            flows.append((float(rng.integers(0, 6)), str(k), *ends, int(rng.integers(1, 400)), cap))
+        withdrawn = rng.choice(len(flows), 3, replace=False)
+        found = []
+        for least in (2, 10**9):
+            monkeypatch.setattr(sharing, "_LEAST_HUB", least)
+            kernel = Kernel(links, model)
+            for at, (start_s, name, sender, receiver, size, cap) in enumerate(flows):
+                flow = kernel.flow(start_s, name, sender, receiver, size, cap=cap)
+                if at in withdrawn:
+                    kernel.stop(start_s + 1.5, flow)
+            arrived = kernel.run()
+            found.append((arrived, {f.transfer: f.remaining for f in kernel.flows}))
+            hubs += kernel.links.numbered if least == 2 else 0
+        assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
+        assert found[0][1] == pytest.approx(found[1][1], rel=1e-9, abs=1e-6)
+    assert hubs > 2000

@@ -22,6 +22,8 @@ from edgefl.runtimes.virtual.links import Flow, make_links
 from edgefl.runtimes.virtual.processor import Item, Jitter, Processor, Workshop
 
 INTERRUPTED = "interrupted"
+_BLOCK = 64
+"""Random numbers drawn at once: a generator of its own for each costs ten times as much."""
 
 
 class Checkpointer(Protocol):
@@ -60,6 +62,13 @@ class VirtualRuntime(Interpreter):
         """What each node is sending, in order."""
         self._last_arrival: dict[tuple[int, int, type], float] = {}
         self._draws: dict[tuple[str, int], int] = {}
+        """How many numbers each node has drawn for each purpose."""
+        self._drawn: dict[tuple[str, int], list[float]] = {}
+        """The block of numbers that each is at; made again where it is not held."""
+        self._access = [(a.latency_s, a.jitter, a.loss) for a in plan.network.access]
+        self._copying_rates = [node.profile.memory_bytes_per_s for node in plan.nodes]
+        self._partitions = plan.faults.partitions
+        self._lossless = not any(a.loss for a in plan.network.access)
         self._workshop = Workshop(executor)
         for i, spec in enumerate(plan.nodes):
             jitter = Jitter(plan.faults.compute_jitter, plan.seed, i)
@@ -184,9 +193,11 @@ class VirtualRuntime(Interpreter):
     ) -> None:
         sender = transfer.state.id
         kind = type(transfer.message)
-        loss = self._loss(sender, receiver)
-        size = encoded_bytes if kind.lossy else encoded_bytes / (1 - loss)
-        cap = self.plan.network.caps.get((sender, receiver), math.inf)
+        size = float(encoded_bytes)
+        if not (kind.lossy or self._lossless):
+            size /= 1 - self._loss(sender, receiver)
+        caps = self.plan.network.caps
+        cap = caps.get((sender, receiver), math.inf) if caps else math.inf
         flow = Flow(transfer, sender, receiver, kind, encoded_bytes, size, cap, rate)
         transfer.flows.append(flow)
         self._leaving[sender][flow] = None
@@ -202,13 +213,19 @@ class VirtualRuntime(Interpreter):
         self._links.start(flow)
 
     def _loss(self, sender: int, receiver: int) -> float:
-        access = self.plan.network.access
-        return 1 - (1 - access[sender].loss) * (1 - access[receiver].loss)
+        return 1 - (1 - self._access[sender][2]) * (1 - self._access[receiver][2])
 
     def _draw(self, purpose: str, node: int) -> float:
         """The next of this node's uniform numbers for a purpose."""
-        count = self._draws[purpose, node] = self._draws.get((purpose, node), -1) + 1
-        return float(generator(self.plan.seed, purpose, node, count).random())
+        key = purpose, node
+        count = self._draws.get(key, 0)
+        self._draws[key] = count + 1
+        block, place = divmod(count, _BLOCK)
+        numbers = self._drawn.get(key)
+        if numbers is None or not place:
+            rng = generator(self.plan.seed, purpose, node, block)
+            numbers = self._drawn[key] = rng.random(_BLOCK).tolist()
+        return numbers[place]
 
     def withdraw_transfer(self, transfer: Transfer) -> None:
         for flow in transfer.flows:
@@ -254,34 +271,35 @@ class VirtualRuntime(Interpreter):
 
     def _left(self, flow: Flow, hold_s: float) -> None:
         """The last byte of a flow has left its sender."""
-        del self._leaving[flow.sender][flow]
-        self.observer.span(flow.sender, "send", flow.start_s, self._time_s, flow.kind.__name__)
+        sender, receiver, kind = flow.sender, flow.receiver, flow.kind
+        del self._leaving[sender][flow]
+        self.observer.span(sender, "send", flow.start_s, self._time_s, kind.__name__)
         self._next_of_kind(flow)
         self.left(flow.transfer)
-        copying_s = flow.encoded_bytes / self.plan.nodes[flow.receiver].profile.memory_bytes_per_s
-        delay = hold_s + self._latency(flow) + copying_s
-        if flow.kind.lossy and self._loss(flow.sender, flow.receiver) > 0:
-            if self._draw("loss", flow.sender) < self._loss(flow.sender, flow.receiver):
+        delay = hold_s + self._latency(sender, receiver) + flow.encoded_bytes / self._copying_rates[receiver]
+        if kind.lossy:
+            loss = self._loss(sender, receiver)
+            if loss > 0 and self._draw("loss", sender) < loss:
                 return
-        elif self._may_overtake and not flow.kind.lossy:
-            key = (flow.sender, flow.receiver, flow.kind)
+        elif self._may_overtake:
+            key = (sender, receiver, kind)
             arrives = max(self._time_s + delay, self._last_arrival.get(key, 0.0))
             self._last_arrival[key] = arrives
             delay = arrives - self._time_s
         self.call_later(delay, self._arrive, flow)
 
-    def _latency(self, flow: Flow) -> float:
-        ends = self.plan.network.access[flow.sender], self.plan.network.access[flow.receiver]
+    def _latency(self, sender: int, receiver: int) -> float:
         total = 0.0
-        for end in ends:
-            spread = end.jitter * (2 * self._draw("latency", flow.sender) - 1) if end.jitter else 0.0
-            total += end.latency_s * (1 + spread)
+        for end in (sender, receiver):
+            latency_s, jitter, _ = self._access[end]
+            spread = jitter * (2 * self._draw("latency", sender) - 1) if jitter else 0.0
+            total += latency_s * (1 + spread)
         return total
 
     def _arrive(self, flow: Flow) -> None:
         if flow.transfer.cancelled:
             return
-        heal_s = self._partitioned_until(flow.sender, flow.receiver)
+        heal_s = self._partitioned_until(flow.sender, flow.receiver) if self._partitions else None
         if heal_s is not None:
             if not flow.kind.lossy:
                 self.call_later(heal_s - self._time_s, self._arrive, flow)
@@ -294,7 +312,7 @@ class VirtualRuntime(Interpreter):
         self.acknowledged(flow.transfer)
 
     def _partitioned_until(self, a: int, b: int) -> float | None:
-        for partition in self.plan.faults.partitions:
+        for partition in self._partitions:
             end_s = partition.at_s + partition.for_s
             if partition.at_s <= self._time_s < end_s and (a in partition.nodes) != (b in partition.nodes):
                 return end_s

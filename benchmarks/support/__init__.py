@@ -1,0 +1,1 @@
+"""What the benchmarks share: interleaved measurements, tables, and plain alternatives."""

@@ -1,0 +1,241 @@
+"""Links on which flows share capacities at once: exactly max-min, or by equal shares at both ends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+from edgefl.network import NetworkPlan
+from edgefl.network.maxmin import max_min
+from edgefl.runtimes.virtual.hubs import LEAST_RATE, Hub
+from edgefl.runtimes.virtual.transit import Clock, Flow
+
+_LEAST_HUB = 8
+"""Flows from which an end that is the centre of a star is treated as a hub; below, it gains nothing."""
+
+
+class End:
+    """One capacity and the flows that cross it now. capacity, reserved: in bytes per second."""
+
+    __slots__ = ("capacity", "crowded", "flows", "hub", "number", "reserved", "sharing")
+
+    def __init__(self, number: int, capacity: float) -> None:
+        self.number, self.capacity = number, capacity
+        self.flows: dict[Flow, None] = {}
+        self.reserved = 0.0
+        self.sharing = 0
+        """Flows without a reservation."""
+        self.crowded = 0
+        """Flows that do not have all their other ends to themselves."""
+        self.hub: Hub | None = None
+
+    def enter(self, flow: Flow) -> None:
+        self.flows[flow] = None
+        if flow.reserved is None:
+            self.sharing += 1
+        else:
+            self.reserved += flow.reserved
+
+    def leave(self, flow: Flow) -> None:
+        del self.flows[flow]
+        if flow.reserved is None:
+            self.sharing -= 1
+        else:
+            self.reserved = self.reserved - flow.reserved if len(self.flows) > self.sharing else 0.0
+
+    def share(self) -> float:
+        """What each flow without a reservation gets here."""
+        return max(0.0, self.capacity - self.reserved) / self.sharing
+
+    def is_star(self) -> bool:
+        """Whether it is the centre of a star that is worth a hub, or goes on being one."""
+        least = _LEAST_HUB if self.hub is None else 2
+        return not self.crowded and len(self.flows) >= least and self.sharing == len(self.flows)
+
+
+class SharedLinks:
+    """Flows whose rates change as others come and go. Rates are settled once per instant, at its end."""
+
+    keeps_order = False
+    redistributes = False
+
+    def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
+        self._clock, self._on_left = clock, on_left
+        n = len(plan.access)
+        self._ends = [End(i, a.up_bytes_per_s) for i, a in enumerate(plan.access)]
+        self._ends += [End(n + i, a.down_bytes_per_s) for i, a in enumerate(plan.access)]
+        self._segments = {name: End(2 * n + k, rate) for k, (name, rate) in enumerate(plan.segments.items())}
+        self._segment_of = [None if a.segment is None else self._segments[a.segment] for a in plan.access]
+        self._dirty: dict[End, None] = {}
+        self.numbered = 0
+        """Counts places in hubs."""
+
+    def _crossed(self, flow: Flow) -> tuple[End, ...]:
+        """The capacities that a flow crosses: uplink, segments, downlink."""
+        up, down = self._ends[flow.sender], self._ends[len(self._segment_of) + flow.receiver]
+        if not self._segments:
+            return up, down
+        segments = (self._segment_of[flow.sender], self._segment_of[flow.receiver])
+        return tuple(dict.fromkeys(end for end in (up, *segments, down) if end is not None))
+
+    def start(self, flow: Flow) -> None:
+        flow.start_s = flow.updated_s = self._clock.clock()
+        flow.ends = self._crossed(flow)
+        self._touch(flow)
+        for end in flow.ends:
+            end.enter(flow)
+            if end.capacity < flow.most:
+                flow.most = end.capacity
+        if not self._segments:
+            self._crowd(flow, 1)
+            for end in flow.ends:
+                if end.hub is not None and flow.hub is None and flow.reserved is None:
+                    end.hub.enter(flow, flow.start_s)
+
+    def stop(self, flow: Flow) -> None:
+        """Take a flow off its links, wherever it is."""
+        if not flow.stopped:
+            if flow.hub is None:
+                self.advance(flow, self._clock.clock())
+            self._off(flow)
+
+    def _off(self, flow: Flow) -> None:
+        flow.stopped = True
+        flow.token += 1
+        if flow.hub is not None:
+            flow.hub.leave(flow, self._clock.clock())
+        self._touch(flow)
+        if not self._segments:
+            self._crowd(flow, -1)
+        for end in flow.ends:
+            end.leave(flow)
+
+    def _crowd(self, flow: Flow, by: int) -> None:
+        """Count, as a flow comes or before it goes, who does not have the other end alone. Flows that cross
+        segments are no stars, and are not counted."""
+        up, down = flow.ends
+        for here, there in ((up, down), (down, up)):
+            count = len(here.flows)
+            if count > 1:
+                there.crowded += by
+            if count == 2:  # one flow beside this one: it loses, or is given back, having this end alone
+                (other,) = (f for f in here.flows if f is not flow)
+                far = other.ends[1] if other.ends[0] is here else other.ends[0]
+                far.crowded += by
+                self._dirty[far] = None
+
+    def _touch(self, flow: Flow) -> None:
+        if not self._dirty:
+            self._clock.call_last(self._settle)
+        for end in flow.ends:
+            self._dirty[end] = None
+
+    def _settle(self) -> None:
+        now = self._clock.clock()
+        for end in self._dirty:
+            if end.is_star() and not self._segments:
+                hub = end.hub if end.hub is not None else Hub(end, self, self.redistributes, now)
+                hub.settle(now)
+            elif end.hub is not None:
+                end.hub.dissolve(now)
+        loose = [end for end in self._dirty if end.hub is None and not _is_leaf(end)]
+        if loose:
+            for flow, rate in self._rates(loose):
+                if rate != flow.rate:
+                    self.advance(flow, now)
+                    flow.rate = rate
+                    flow.token += 1
+                    self._clock.call_later(flow.remaining / rate, self.finish, flow, flow.token)
+        self._dirty.clear()
+
+    def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+        """Rates of the flows, outside hubs, that what has changed at these ends may have changed."""
+        raise NotImplementedError
+
+    # --- what hubs ask ---------------------------------------------------------------------------
+
+    def now(self) -> float:
+        return self._clock.clock()
+
+    def later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        self._clock.call_later(delay_s, call, *args)
+
+    @staticmethod
+    def advance(flow: Flow, now: float) -> None:
+        """Take off a flow what it has sent at its own rate up to now."""
+        flow.remaining = max(0.0, flow.remaining - flow.rate * (now - flow.updated_s))
+        flow.updated_s = now
+
+    def finish(self, flow: Flow, token: int) -> None:
+        """A flow that goes at its own rate ends now, unless its rate has changed since."""
+        if flow.token == token:
+            self.ended(flow, self._clock.clock())
+
+    def ended(self, flow: Flow, now: float) -> None:
+        """The last byte of a flow has left."""
+        self._off(flow)
+        flow.remaining, flow.updated_s = 0.0, now
+        self._on_left(flow, 0.0)
+
+
+def _is_leaf(end: End) -> bool:
+    """Whether an end has nothing but a flow that a hub looks after, or nothing at all."""
+    return not end.flows or (len(end.flows) == 1 and next(iter(end.flows)).hub is not None)
+
+
+class LocalFairLinks(SharedLinks):
+    """A flow gets the smallest of the equal shares at the ends that it crosses.
+
+    What a flow leaves of its share at one end is not given to the others there: the price of work that
+    grows with the degree only.
+    """
+
+    def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+        affected: dict[Flow, None] = {}
+        for end in dirty:
+            affected.update(end.flows)
+        shares: dict[End, float] = {}
+        for flow in affected:
+            rate = flow.cap
+            if flow.reserved is not None:
+                over = max(end.reserved / end.capacity for end in flow.ends)
+                yield flow, max(min(rate, flow.reserved / max(1.0, over)), LEAST_RATE)
+                continue
+            for end in flow.ends:
+                share = shares.get(end)
+                if share is None:
+                    share = shares[end] = end.share()
+                if share < rate:
+                    rate = share
+            yield flow, rate if rate > LEAST_RATE else LEAST_RATE
+
+
+class FairLinks(SharedLinks):
+    """Exact max-min over uplinks, segments, downlinks and per-flow caps."""
+
+    redistributes = True
+
+    def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
+        super().__init__(plan, clock, on_left)
+        self._capacities = [end.capacity for end in (*self._ends, *self._segments.values())]
+
+    def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+        flows = _connected(dirty)
+        asked = [([end.number for end in flow.ends], flow.cap, flow.reserved) for flow in flows]
+        rates = max_min(self._capacities, asked)
+        return zip(flows, (max(rate, LEAST_RATE) for rate in rates), strict=True)
+
+
+def _connected(ends: Iterable[End]) -> list[Flow]:
+    """The flows that share a capacity, over any number of others, with these ends."""
+    found: dict[Flow, None] = {}
+    waiting = list(ends)
+    reached = dict.fromkeys(waiting)
+    while waiting:
+        for flow in waiting.pop().flows:
+            if flow not in found:
+                found[flow] = None
+                fresh = [end for end in flow.ends if end not in reached]
+                reached.update(dict.fromkeys(fresh))
+                waiting += fresh
+    return list(found)
