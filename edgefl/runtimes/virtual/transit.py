@@ -19,8 +19,8 @@ class Flow:
     """
 
     __slots__ = (
-        "cap", "encoded_bytes", "ends", "goal", "hub", "kind", "most", "number", "rate", "receiver", "remaining",
-        "reserved", "sender", "size_bytes", "start_s", "stopped", "token", "transfer", "updated_s",
+        "cap", "encoded_bytes", "ends", "goal", "hub", "kind", "most", "number", "rate", "receiver",
+        "remaining", "reserved", "sender", "size_bytes", "start_s", "stopped", "token", "transfer", "updated_s",
     )  # fmt: skip
 
     def __init__(
