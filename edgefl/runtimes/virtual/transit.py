@@ -20,7 +20,8 @@ class Flow:
 
     __slots__ = (
         "cap", "encoded_bytes", "ends", "goal", "hub", "kind", "most", "number", "rate", "receiver",
-        "remaining", "reserved", "sender", "size_bytes", "start_s", "stopped", "token", "transfer", "updated_s",
+        "remaining", "reserved", "sender", "size_bytes", "start_s", "stopped", "token", "transfer",
+        "updated_s",
     )  # fmt: skip
 
     def __init__(
