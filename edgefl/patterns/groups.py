@@ -154,8 +154,8 @@ class GroupBuffers:
 def divide(nodes: Sequence[int], size: int, rng: np.random.Generator) -> list[list[int]]:
     """Disjoint groups of about `size` that cover `nodes`.
 
-    They are max(1, floor(n / size + 1/2)) consecutive parts of a shuffle, of sizes that differ by at most one,
-    longer ones first.
+    They are max(1, floor(n / size + 1/2)) consecutive parts of a shuffle, longer ones first, of sizes that
+    differ by at most one.
     """
     parts = np.array_split(rng.permutation(np.asarray(nodes)), max(1, int(len(nodes) / size + 0.5)))
     return [sorted(part.tolist()) for part in parts]

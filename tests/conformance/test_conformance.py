@@ -48,13 +48,13 @@ SYNCHRONOUS = [
     "hsfl",
     "hsfl-layerwise",
 ]
-ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "swift", "prague"]
+ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
 
 
 def _run(tmp_path: Path, method: str, runtime: str, *, processes: bool = False, **overrides: str):
     file = tmp_path / f"{method}.toml"
     file.write_text(FILE.format(method=method))
-    settings = ["method.divshare.recipients=2"] if method == "divshare" else []
+    settings = [f"method.{method}.recipients=2"] if method.startswith("divshare") else []
     settings += ["model.hidden=[32, 16]"] if method == "split-learning-u" else []
     experiment = load_experiment(file, [*settings, *(f"{k}={v}" for k, v in overrides.items())])
     out = tmp_path / f"{method}-{runtime}-{processes}"

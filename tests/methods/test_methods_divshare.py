@@ -14,9 +14,8 @@ from edgefl.learning.work import LocalSGD
 from edgefl.methods.decentralized.divshare import (
     DivShareConfig,
     Fragment,
-    _drain,
-    _fresh_queue,
     aggregate,
+    fresh_queue,
     index_sets,
     num_fragments,
     peer,
@@ -72,6 +71,11 @@ def test_the_mean_of_fragments_lies_between_them():
     assert torch.allclose(aggregate(x, got, S).values, torch.full((SIZE,), 3.5 / 3))
 
 
+async def sent_in_turn(node, queue):
+    for to, message in queue:
+        await node.send(to, message)
+
+
 async def with_barriers(node):
     """DivShare with a wait for all fragments before each average, and for all averages after it."""
     S = index_sets(node.model.layout, num_fragments(node.config), node.shared_rng("divshare fragments"))
@@ -79,8 +83,9 @@ async def with_barriers(node):
     x = node.model.init()
     for it in node.rounds():
         r = await node.compute(LocalSGD(x, node.data, it, node.workload))
-        await _drain(node, _fresh_queue(node, node.config, others, S, r.parameters, it))
+        sending = node.start(sent_in_turn(node, fresh_queue(node, S, r.parameters, it)))
         got = [await node.receive(Fragment, iteration=it) for _ in range(len(others) * len(S))]
+        await sending
         x = aggregate(r.parameters, got, S)
         node.publish(x, step=it + 1)
     return x
@@ -113,9 +118,8 @@ def test_a_link_that_empties_its_queue_carries_four_bytes_per_recipient_and_valu
 
 async def queue_of(node):
     """The out-queue of iteration 4, as pairs of recipient and fragment number."""
-    others = [j for j in node.fleet.ids() if j != node.id]
     S = index_sets(node.model.layout, num_fragments(node.config), node.shared_rng("divshare fragments"))
-    queue = _fresh_queue(node, node.config, others, S, node.model.init(), 4)
+    queue = fresh_queue(node, S, node.model.init(), 4)
     return [(to, m.fragment) for to, m in queue], [S_j.tolist() for S_j in S]
 
 

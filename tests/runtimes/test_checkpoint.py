@@ -18,6 +18,8 @@ METHODS = [
     "ad-psgd",
     "fedasync",
     "divshare",
+    "divshare-adpsgd",
+    "divshare-swift",
     "swift",
     "prague",
     "ring-allreduce",
@@ -60,7 +62,7 @@ def _trace(watcher: Watcher, outcome) -> tuple:
 
 
 def _plan(method: str):
-    config = {"recipients": 2} if method == "divshare" else {}
+    config = {"recipients": 2} if method.startswith("divshare") else {}
     if method == "split-learning-u":
         config = {"model": {"hidden": (32, 16)}}  # three blocks: it needs a middle
     return small_plan(method, 4, rounds=2, train={"momentum": 0.5}, slowdowns=[1, 2, 3, 4, 5], **config)

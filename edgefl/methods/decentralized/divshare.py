@@ -5,7 +5,12 @@ index sets, the same everywhere; J recipients per fragment. Each iteration: H lo
 [train]); refill the out-queue with K J pairs (peer, x restricted to S_j) in random order, dropping what is
 unsent; average every coordinate over what has arrived, x[p] <- (x[p] + sum over R_p) / (1 + |R_p|).
 Fragments are sent beside training; a newer fragment of the same sender and number replaces the older one.
-Choices: the message under way is finished and only the queue dropped; sums in ascending (sender, fragment).
+
+Choices. Omega = 0.1; all start equal; batches go on where the last iteration stopped. The message under way
+is finished and only the queue dropped (the artifact closes its connections). Sums in ascending (sender,
+fragment). The index sets are keyed by the run's seed and travel in no message. Buffers never travel: take
+models without batch norm. One that returns goes on from its last iteration; what is sent to a dead peer
+is lost, and nobody waits for anybody.
 """
 
 from __future__ import annotations
@@ -22,6 +27,7 @@ from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Layout, Vector
+from edgefl.patterns.out_queue import OutQueue
 
 
 class DivShareConfig(MethodConfig):
@@ -61,43 +67,41 @@ def num_fragments(config: DivShareConfig) -> int:
 
 
 async def peer(node: Node) -> Vector:
+    K = num_fragments(node.config)
+    S = index_sets(node.model.layout, K, node.shared_rng("divshare fragments"))
+    return await share(node, S, drop_unsent=True)
+
+
+async def share(node: Node, S: list[Tensor], *, drop_unsent: bool) -> Vector:
+    """Train, refill the out-queue, average over what has come; S: the index sets of the fragments."""
     assert node.data is not None
-    config: DivShareConfig = node.config
-    S = index_sets(node.model.layout, num_fragments(config), node.shared_rng("divshare fragments"))
-    others = [j for j in node.fleet.ids() if j != node.id]
-    x, state = node.model.init(), None
-    out_queue: list[tuple[int, Fragment]] = []
-    sender = None
-    for it in node.rounds():
+    saved = node.saved or {"x": node.model.init(), "it": 0, "state": None}
+    x: Vector = saved["x"]
+    state = saved["state"]
+    out = OutQueue(node)
+    for it in node.rounds(saved["it"]):
         r: Trained = await node.compute(LocalSGD(x, node.data, it, node.workload, state=state))
         x, state = r.parameters, r.state
-        out_queue[:] = _fresh_queue(node, config, others, S, x, it)  # unsent ones are gone
-        if sender is None or sender.done:
-            sender = node.start(_drain(node, out_queue))
+        fresh = fresh_queue(node, S, x, it)
+        out.replace(fresh) if drop_unsent else out.extend(fresh)
         x = aggregate(x, node.take(Fragment), S)
-        node.record(round=it, train_loss=r.loss)
+        node.record(round=it, train_loss=r.loss, queued=len(out))
         node.publish(x, step=it + 1)
+        await node.save(x=x, it=it + 1, state=state)
     return x
 
 
-def _fresh_queue(
-    node: Node, config: DivShareConfig, others: list[int], S: list[Tensor], x: Vector, it: int
-) -> list[tuple[int, Fragment]]:
+def fresh_queue(node: Node, S: list[Tensor], x: Vector, it: int) -> list[tuple[int, Fragment]]:
     """All K J pairs of a recipient and a fragment of x, shuffled; none for a node that is alone."""
     rng = node.rng("recipients", it)
-    J = min(config.recipients, len(others))
+    others = [j for j in node.fleet.ids() if j != node.id]
+    J = min(node.config.recipients, len(others))
     queue = [
         (int(p), fragment)
         for fragment in (Fragment(j, it, x[S_j]) for j, S_j in enumerate(S))
         for p in rng.choice(others, J, replace=False)
     ]
     return [queue[k] for k in rng.permutation(len(queue))]
-
-
-async def _drain(node: Node, out_queue: list[tuple[int, Fragment]]) -> None:
-    while out_queue:
-        to, fragment = out_queue.pop(0)
-        await node.send(to, fragment)
 
 
 def aggregate(x: Vector, fragments: list[Fragment], S: list[Tensor]) -> Vector:
@@ -111,14 +115,19 @@ def aggregate(x: Vector, fragments: list[Fragment], S: list[Tensor]) -> Vector:
     return x.with_values(total / count)
 
 
+def refuse_recipients(plan: RunPlan) -> None:
+    """Refuse more recipients than there are peers."""
+    found, n = plan.config.recipients, len(plan.nodes)
+    if n > 1 and found > n - 1:
+        raise ConfigError(f"method.{plan.method.name}.recipients", found, f"at most {n - 1} with {n} nodes")
+
+
 def _refuse_impossible(plan: RunPlan) -> None:
-    config, n = plan.config, len(plan.nodes)
+    refuse_recipients(plan)
     assert plan.learner is not None
-    if n > 1 and config.recipients > n - 1:
-        raise ConfigError("method.divshare.recipients", config.recipients, f"at most {n - 1} with {n} nodes")
     d = plan.learner.model.layout.size
-    if num_fragments(config) > d:
-        key, found = "method.divshare.fragment_fraction", config.fragment_fraction
+    if num_fragments(plan.config) > d:
+        key, found = "method.divshare.fragment_fraction", plan.config.fragment_fraction
         raise ConfigError(key, found, f"at least 1 / {d}: a fragment is one of {d} parameters or more")
 
 
@@ -133,5 +142,5 @@ METHOD = Method(
     needs="complete",
     evaluates="each",
     prepare=_refuse_impossible,
-    tolerates=Faults(crashes=True, partitions=True),
+    tolerates=Faults(crashes=True, returns=True, partitions=True),
 )
