@@ -13,6 +13,10 @@ name = "fedavg"
 recipients = 2
 [method.fedprox]
 proximal_mu = 0.1
+[method.krum]
+num_hostile = 0
+[method.multi-krum]
+num_hostile = 0
 
 [fleet]
 devices = { raspberry-pi-4b = 2, jetson-nano = 1, laptop = 1 }

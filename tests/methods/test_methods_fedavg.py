@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -12,8 +14,9 @@ from toy import Watcher
 from edgefl.errors import Stuck
 from edgefl.learning.cost import duration_s
 from edgefl.learning.work import LocalSGD
-from edgefl.methods.federated.fedavg import GlobalModel, LocalModel
+from edgefl.methods.federated.fedavg import FedAvgConfig, GlobalModel, LocalModel, Mean
 from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.parameters import Layout, Vector
 from edgefl.patterns.rounds import cohort
 
 WHOLE = {"batch_size": 2000, "local_steps": None, "local_epochs": 1}
@@ -154,3 +157,56 @@ def test_with_nobody_left_for_good_the_run_says_so():
     faults = FaultPlan(crashes=(Crash(1, at_s=0.001), Crash(2, at_s=0.001)), detect_s=0.1)
     with pytest.raises(Stuck, match=r"server 0 \(toy\) waits for Back"):
         run_small("fedavg", 2, rounds=None, time_s=60.0, faults=faults)
+
+
+def test_over_selection_stops_the_rest_whose_work_is_charged_until_then():
+    """Three of four are wanted; the slow one is told to stop each round and never reports late."""
+    config = {"slowdowns": [1, 1, 1, 1, 50], "access": INSTANT, "rounds": 3}
+    plan = small_plan("fedavg", 4, client_fraction=0.75, over_selection=0.3, **config)
+    watcher = Watcher()
+    outcome = run(plan, watcher)
+    assert [m["reports"] for _, _, m in watcher.metrics] == [3] * 3
+    assert [m["late"] for _, _, m in watcher.metrics] == [1] * 3
+    assert outcome.traffic.table[0, 4, "Stop"][0] == 3 and (4, 0, "LocalModel") not in outcome.traffic.table
+    assert outcome.busy_s[4] == pytest.approx(outcome.time_s, rel=1e-6)
+
+
+@pytest.mark.parametrize("weighting", ["samples", "uniform"])
+def test_a_server_rate_goes_part_of_the_way(weighting):
+    whole, half = (
+        run(small_plan("fedavg", 3, rounds=1, data="quantity", weighting=weighting, server_rate=r)).results[0]
+        for r in (1.0, 0.5)
+    )
+    x = start(small_plan("fedavg", 3))
+    assert torch.allclose(half.values - x, (whole.values - x) / 2, rtol=1e-5, atol=1e-7)
+
+
+def test_the_mean_over_cohorts_is_biased_and_the_unbiased_weights_are_not():
+    """n = 10, 20, 30, 40, values 1, 2, 3, 7, two of four: 3.864 against 4.2."""
+    layout = Layout.of_shapes([("value", (1,))])
+    sizes, values = {1: 10, 2: 20, 3: 30, 4: 40}, {1: 1.0, 2: 2.0, 3: 3.0, 4: 7.0}
+
+    class Stub:
+        def __init__(self, weighting):
+            self.config, self.fleet = FedAvgConfig(weighting=weighting), self
+
+        def ids(self, role):
+            return tuple(sizes)
+
+        def num_examples(self, k):
+            return sizes[k]
+
+    def vector(value):
+        return Vector(layout, torch.tensor([value]))
+
+    def expected(weighting):
+        found = []
+        for pair in itertools.combinations(sizes, 2):
+            mean = Mean(Stub(weighting), vector(0.0), None)
+            for k in pair:
+                mean.add(LocalModel(0, vector(values[k]), sizes[k], 1, 0.0), vector(values[k]))
+            found.append(float(mean.value()[0].values))
+        return sum(found) / len(found)
+
+    assert expected("samples") == pytest.approx(3.864, abs=5e-4)
+    assert expected("unbiased") == pytest.approx(4.2, rel=1e-6)

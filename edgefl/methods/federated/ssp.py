@@ -5,12 +5,11 @@ c_i clocks (0 at first) and may begin its next one iff c_i - min_j c_j <= s. Wha
 change of all clients' first c_i - s clocks and all its own. So completed clocks differ by s + 1 at most: s
 at a start, one more when the fastest has finished.
 Choices: a clock is [train]'s local steps; changes are scaled by 1/N (`scale`). A client is given the model
-at each clock's start, at once if the rule allows, else when the minimum moves. reads = "newest" may hold
-more than the rule asks for; "complete" holds the complete clocks of all and its own changes, in order of
-id: with s = 0 that is BSP, while newest reads let a late client see changes of the clock that it is in. One
-that is gone leaves the minimum, and its changes stay; one that returns enters at the minimum. The server
-saves when the minimum moves; after a restart it gives everybody the model anew. A round of [stop] is a
-clock of all.
+at each clock's start, at once if the rule allows, else in the instant in which the minimum moves. reads =
+"newest" may hold more than the rule asks for; "complete" holds the complete clocks of all and its own
+changes, summed in order of id: with s = 0 that is BSP. One that is gone leaves the minimum, and its changes
+stay; one that returns enters at the minimum. The server saves when the minimum moves; after a restart it
+gives everybody the model anew. A round of [stop] is a clock of all.
 """
 
 from __future__ import annotations
