@@ -252,6 +252,46 @@ def export(
 
 
 @command
+def check(
+    target: Annotated[
+        str,
+        typer.Argument(
+            metavar="METHOD|FILE",
+            help="A method's name, a .py file that defines METHOD, or an experiment file (TOML).",
+            show_default=False,
+        ),
+    ],
+    num_seeds: Annotated[int, typer.Option("--seeds", metavar="N", min=1, help="The seeds 0 to N-1.")] = 200,
+    seed: Annotated[int | None, typer.Option(min=0, help="One seed: meet a failure again.")] = None,
+    settings: Set = [],  # noqa: B006
+    smoke: Smoke = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Run a method under schedules of faults, drawn from seeds within what it says that it outlives.
+
+    Ends at the first seed that hangs, diverges, fails or breaks an invariant, with the shortest schedule that
+    still does, and the command that meets it again.
+    """
+    from edgefl.console import CheckView, check_lines
+    from edgefl.experiment.check import Laboratory
+    from edgefl.experiment.check import check as check_method
+
+    laboratory = Laboratory(target, settings, smoke=smoke)
+    view = None if _silent(as_json, quiet) else CheckView(_errors())
+    found = check_method(laboratory, range(num_seeds) if seed is None else [seed], view)
+    if as_json:
+        _emit(*(laboratory.as_dict(trial) for trial in found.trials))
+        if found.finding is not None:
+            _emit({"shortest": laboratory.as_dict(found.finding.shortest), "replay": found.finding.replay})
+    else:
+        for line in check_lines(laboratory, found):
+            typer.echo(line)
+    if found.finding is not None:
+        raise typer.Exit(FAILED)
+
+
+@command
 def methods(as_json: Json = False) -> None:
     """List the methods: family, roles, paper, runtimes."""
     from edgefl.experiment.runner import RUNTIMES

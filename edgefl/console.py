@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from edgefl.experiment.report.units import NONE, number, scaled, seconds
 from edgefl.experiment.state import State
+
+if TYPE_CHECKING:
+    from edgefl.experiment.check import Laboratory, Report, Trial
 
 LINE_EVERY_S = 5.0
 """Without a terminal: seconds between two lines about the same run."""
@@ -195,6 +200,64 @@ class BatchView:
     def end(self) -> None:
         """Close the display."""
         self._display.close()
+
+
+class CheckView:
+    """How many schedules a method has been through."""
+
+    def __init__(self, console: Console) -> None:
+        self._console, self._task = console, TaskID(0)
+        self._said, self._done, self._total, self._label = time.monotonic(), 0, 0, ""
+        self._bar: Progress | None = None
+
+    def begin(self, method: str, total: int) -> None:
+        """Open the bar; without a terminal, a line now and then."""
+        self._label, self._total = method, total
+        if self._console.is_terminal:
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+            self._bar = Progress(*columns, TimeElapsedColumn(), console=self._console, transient=True)
+            self._task = self._bar.add_task(f"check {method}", total=total)
+            self._bar.start()
+
+    def checked(self, trial: Trial) -> None:
+        """One more schedule is done."""
+        self._done += 1
+        if self._bar is not None:
+            self._bar.advance(self._task)
+        self._line(f"{self._done} of {self._total} schedules")
+
+    def shrinking(self) -> None:
+        """A run is made to explain a failure."""
+        if self._bar is not None:
+            self._bar.update(self._task, description=f"check {self._label}: what is needed for it")
+        self._line("looking for the shortest schedule that fails")
+
+    def end(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+
+    def _line(self, text: str) -> None:
+        if self._bar is None and time.monotonic() - self._said >= LINE_EVERY_S:
+            self._said = time.monotonic()
+            self._console.print(f"{self._label}: {text}", markup=False, highlight=False, soft_wrap=True)
+
+
+def check_lines(laboratory: Laboratory, report: Report) -> list[str]:
+    """What a check has found, as lines of text."""
+    kinds = ", ".join(report.tolerated) or "none"
+    if report.finding is None:
+        counts = Counter(trial.verdict.kind for trial in report.trials)
+        ends = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+        return [f"{report.method}: {len(report.trials)} schedules of faults ({kinds}): {ends}"]
+    trial, shortest = report.finding.trial, report.finding.shortest
+    faults = shortest.schedule.describe(laboratory.plan) or ["no fault at all"]
+    return [
+        f"{report.method}: seed {trial.schedule.seed} {shortest.verdict.kind}: {shortest.verdict.detail}",
+        "the shortest schedule found that ends so:",
+        *(f"  {fault}" for fault in faults),
+        f"again: {report.finding.replay}",
+    ]
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[object]], right: Sequence[int] = ()) -> Table:

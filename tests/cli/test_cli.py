@@ -35,7 +35,7 @@ rounds = 3
 [smoke.stop]
 rounds = 1
 """
-COMMANDS = ["run", "compare", "sweep", "report", "export", "methods", "devices", "doctor", "node"]
+COMMANDS = ["run", "compare", "sweep", "report", "export", "check", "methods", "devices", "doctor", "node"]
 
 
 @pytest.fixture

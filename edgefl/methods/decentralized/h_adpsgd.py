@@ -9,7 +9,7 @@ Choices: the lowest living learner, the head, exchanges models. After each mean 
 apply it, or hold it (its exchange is open: nobody changes x; a second gradient waits for the order until it
 closes); with the head's x, which all take, where an exchange has ended since the last order. Optimiser states
 stay equal, as all apply the same gradients in the same order; so one that depends on x is refused. A lost
-learner shrinks its site and the step is repeated; a lost head is followed by the next; a lost site is skipped.
+learner shrinks its site, which repeats the step; a lost head is followed by the next; lost sites are skipped.
 """
 
 from __future__ import annotations
