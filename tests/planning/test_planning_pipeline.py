@@ -73,7 +73,7 @@ def links(n, rate=1e18, model="separate", latency_s=0.0):
 
 def straight(S=4, M=16, C=0.0, rate=1e6, **more):
     """S equal stages on S devices, F = 1, B = 2, C seconds per transfer (headers apart)."""
-    cut = (C * rate - 230,) * (S - 1) if C else (0.0,) * (S - 1)
+    cut = (C * rate - 195,) * (S - 1) if C else (0.0,) * (S - 1)
     costs = Table((1.0,) * S, (2.0,) * S, (0.0,) * S, cut, 60, dict.fromkeys(range(S), 1.0), **more)
     stages = tuple(Stage(s, s + 1, (s,), (1.0,)) for s in range(S))
     return PipelinePlan(stages, 60 * M, M, "PA", ()), costs

@@ -8,7 +8,7 @@ versions. Every message of a step carries the attempt (the leader's life, a coun
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from edgefl.data import Batch, LocalData
-from edgefl.errors import PeerGone
+from edgefl.errors import PeerGone, Unreachable
 from edgefl.learning.work import StageBackward, StageForward, StageGradient
 from edgefl.nodes import Back, Gone, Message, Node
 from edgefl.parameters import Vector
@@ -101,14 +101,15 @@ async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -
             node.send(peers[0], Position(wanted.attempt, member.step))
             wanted = await node.receive(Resume, Called, Over)
             continue
-        member.begin(wanted)
+        if not member.begin(wanted):
+            return None
         try:
             await member.run()
             node.send(peers[0], Done(wanted.attempt))
             wanted = await node.receive(Called, Over)
         except Interrupted as interrupted:
             wanted = interrupted.call or await node.receive(Called)
-    return member.part.parameters if member.plan is not None else None
+    return member.part.parameters if member.versions else None
 
 
 # --- the leader -------------------------------------------------------------------------------------------
@@ -117,6 +118,10 @@ async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -
 async def _lead(node: Node, plan: PipelinePlan) -> None:
     """Start all members, call them together when one is lost or back, and end the run when all are done."""
     attempt, step = (node.life, 0), 0
+    spares = [j for j in node.fleet.ids() if j not in plan.members]
+    if spares:
+        node.send(spares, _resume(plan, attempt, step))
+        node.start(_dismiss(node, spares))
     if node.life:
         attempt, step = await _assemble(node, plan, attempt)
     while True:
@@ -126,7 +131,30 @@ async def _lead(node: Node, plan: PipelinePlan) -> None:
         node.note("stopped", "a member of the pipeline is lost or has come back; its step is void")
         attempt, step = await _assemble(node, plan, attempt)
         node.note("resumed", f"after {step} steps")
-    node.send(node.fleet.ids(), Over())
+    await _end(node, [j for j in plan.members if j != node.id])
+    node.send(node.id, Over())
+
+
+async def _dismiss(node: Node, spares: Sequence[int]) -> None:
+    """Tell devices without a stage that come back that there is nothing for them to do."""
+    while True:
+        m = await node.receive(Back, sender=spares)
+        node.send(m.sender, Over())
+
+
+async def _end(node: Node, members: Sequence[int]) -> None:
+    """Tell all members that the run is over; one that is lost just then, when it is back."""
+    waiting = list(members)
+    while waiting:
+        lost = []
+        for j, transfer in [(j, node.send(j, Over())) for j in waiting]:
+            try:
+                await transfer.delivered
+            except Unreachable:
+                lost.append(j)
+        waiting = lost
+        if waiting:
+            await node.receive(Back, sender=waiting)
 
 
 def _resume(plan: PipelinePlan, attempt: Attempt, step: int) -> Resume:
@@ -190,12 +218,13 @@ class Member:
     def part(self) -> Part:
         return self.versions[self.step]
 
-    def begin(self, m: Resume) -> None:
-        """Be where the leader wants everybody to be."""
+    def begin(self, m: Resume) -> bool:
+        """Be where the leader wants everybody to be; False for a device without a stage."""
         node, model = self.node, self.node.model
         self.plan, self.attempt = _plan_of(m), m.attempt
         place = self.plan.place(node.id)
-        assert place is not None
+        if place is None:
+            return False
         self.s, self.r = place
         mine = self.plan.stages[self.s]
         self.stage, self.is_last = model.stage(mine.first, mine.last), self.s == len(self.plan.stages) - 1
@@ -205,6 +234,7 @@ class Member:
         self.name = f"{mine.first}:{mine.last}"
         if self.r == 0:
             node.publish(self.part.parameters, step=self._round(self.step), part=self.name)
+        return True
 
     @property
     def _steps_per_round(self) -> int:

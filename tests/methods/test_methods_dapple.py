@@ -1,0 +1,284 @@
+"""Pipelines: plain SGD whatever the plan, the planned time, memory, and going on after a loss."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+import torch
+from small import small_plan
+from split_lab import CUTS, model_plan, near, payload, run
+from toy import Watcher, access
+
+from edgefl.devices import DeviceProfile
+from edgefl.errors import ConfigError
+from edgefl.learning.work import Gradient
+from edgefl.nodes.node import FleetView
+from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.parameters import Vector
+from edgefl.planning.fleet import plan_fleet
+from edgefl.planning.model_costs import ModelCosts, links_of
+from edgefl.planning.pipeline import simulated
+
+DEEP = {"hidden": (32, 16, 24)}
+PLANS = [
+    ((4, 1),),
+    ((4, 4),),
+    ((2, 1), (4, 1)),
+    ((1, 1), (2, 1), (3, 1), (4, 1)),
+    ((1, 3), (4, 1)),
+    ((2, 1), (4, 3)),
+    ((1, 2), (4, 2)),
+    None,
+]
+SPEEDS = (4e6, 1e6, 2e6, 1e6)
+
+
+def device(flops: float, memory_bytes: int = 1 << 30) -> DeviceProfile:
+    return DeviceProfile(
+        name="board", compute_flops=flops, memory_bytes_per_s=1e15, memory_bytes=memory_bytes
+    )
+
+
+def pipeline_plan(method: str = "dapple", num_devices: int = 4, **settings: Any) -> Any:
+    common = {
+        "rounds": 2,
+        "model": DEEP,
+        "train": {"batch_size": 32, "local_steps": 2, "momentum": 0.9},
+        "profiles": [device(f) for f in SPEEDS[:num_devices]],
+        "micro_batches": 5,
+    }
+    return small_plan(method, num_devices, **{**common, **settings})
+
+
+def view(plan: Any) -> FleetView:
+    return FleetView(plan, 0, cast(Any, None))
+
+
+def planned(plan: Any) -> Any:
+    policies = ("gpipe",) if plan.method.name == "gpipe" else ("PA", "PB")
+    return plan_fleet(view(plan), plan.learner, plan.config, policies)
+
+
+def unsplit(plan: Any, steps: int = 4) -> Vector:
+    """[train]'s optimiser on the whole model over the pooled batches."""
+    data, workload = view(plan).pooled_data(), plan.nodes[0].workload
+    w, state = plan.learner.model.init(), None
+    for k in range(steps):
+        g = Gradient(w, data, k, workload).run(plan.learner).gradient
+        w, state = plan.learner.optimizer.step(w, g, state, k // workload.num_steps(len(data)))
+    return w
+
+
+def model_of(plan: Any, results: dict[int, Vector]) -> Vector:
+    """The stages' results joined; replicas of a stage must be equal bit for bit."""
+    parts = []
+    for stage in planned(plan).plan.stages:
+        first, *others = (results[d] for d in stage.devices)
+        assert all(first.equal(other) for other in others)
+        parts.append(first)
+    return plan.learner.model.join(*parts)
+
+
+@pytest.mark.parametrize("method", ["dapple", "gpipe"])
+@pytest.mark.parametrize("stages", PLANS)
+def test_any_plan_is_plain_sgd_on_the_global_batches(method, stages):
+    plan = pipeline_plan(method, stages=stages)
+    plan.method.prepare(plan)
+    assert near(model_of(plan, run(plan).results), unsplit(plan), 1e-6)
+
+
+@pytest.mark.parametrize("micro", [1, 3, 8])
+@pytest.mark.parametrize("policy", ["PA", "PB"])
+def test_any_number_of_micro_batches_and_any_policy(micro, policy):
+    plan = pipeline_plan(stages=((2, 1), (4, 2)), micro_batches=micro, policy=policy)
+    assert near(model_of(plan, run(plan).results), unsplit(plan), 1e-6)
+
+
+def test_a_smaller_batch_at_the_end_of_an_epoch():
+    """1,437 examples in batches of 500: the third has 437, in unequal micro-batches."""
+    train = {"batch_size": 500, "local_steps": None, "local_epochs": 1}
+    plan = pipeline_plan(stages=((1, 2), (4, 2)), train=train, rounds=1)
+    assert near(model_of(plan, run(plan).results), unsplit(plan, 3), 1e-6)
+
+
+@pytest.mark.parametrize(("name", "cut"), [c for c in CUTS if "batch" not in c[0]])
+def test_every_cut_of_every_shipped_model(name, cut):
+    plan = model_plan(
+        "dapple", name, 2, stages=((cut, 1), (len(model_plan("dapple", name).learner.model.blocks), 1))
+    )
+    plan.method.prepare(plan)
+    assert near(model_of(plan, run(plan).results), unsplit(plan, 6))
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"), [("PA", (4, 3, 2, 1)), ("PB", (7, 5, 3, 1)), ("gpipe", (8,) * 4)]
+)
+def test_micro_batches_in_memory_are_as_scheduled(policy, expected):
+    method = "gpipe" if policy == "gpipe" else "dapple"
+    settings = {} if policy == "gpipe" else {"policy": policy}
+    plan = pipeline_plan(method, stages=PLANS[3], micro_batches=8, rounds=1, **settings)
+    watcher = Watcher()
+    run(plan, watcher)
+    found = {node: m["in_flight"] for node, _, m in watcher.metrics if "in_flight" in m}
+    assert tuple(found[d] for d in range(4)) == expected == planned(plan).plan.warmup
+
+
+def timed_plan(method: str, stages: Any, link_model: str, steps: int) -> Any:
+    return pipeline_plan(
+        method, stages=stages, rounds=1, link_model=link_model,
+        train={"batch_size": 40, "local_steps": steps}, access=access(3e5, latency_s=0.0005),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("link_model", ["fifo", "fair"])
+@pytest.mark.parametrize("method", ["dapple", "gpipe"])
+@pytest.mark.parametrize("stages", [PLANS[1], PLANS[3], PLANS[4], PLANS[6]])
+def test_a_step_takes_the_planned_time_within_one_percent(method, stages, link_model):
+    plan, watcher = timed_plan(method, stages, link_model, 3), Watcher()
+    run(plan, watcher)
+    found = planned(plan)
+    ends = {d: [t for node, t, m in watcher.metrics if node == d and "step_s" in m] for d in range(4)}
+    # The second step begins where the first stage ends the first one.
+    begin_s = max(ends[d][0] for d in found.plan.stages[0].devices)
+    end_s = max(ends[d][1] for d in found.plan.members)
+    assert end_s - begin_s == pytest.approx(found.step_s, rel=0.01)
+
+
+@pytest.mark.parametrize("link_model", ["fifo", "fair"])
+@pytest.mark.parametrize("method", ["dapple", "gpipe"])
+def test_the_planners_own_plan_takes_the_planned_time(method, link_model):
+    """A single step: here the last stage's all-reduce would run beside the next one."""
+    plan, watcher = timed_plan(method, None, link_model, 1), Watcher()
+    run(plan, watcher)
+    found = planned(plan)
+    (first,) = found.plan.stages[0].devices
+    begin_s = min(start for node, kind, start, _, _ in watcher.spans if node == first and kind == "compute")
+    end_s = max(t for _, t, m in watcher.metrics if "step_s" in m)
+    assert end_s - begin_s == pytest.approx(found.step_s, rel=0.01)
+    others = [planned(timed_plan(method, stages, link_model, 1)).step_s for stages in PLANS[:-1]]
+    assert found.step_s <= min(others)
+
+
+def test_bytes_between_stages_and_around_the_rings():
+    plan = pipeline_plan(stages=((1, 2), (4, 2)), rounds=1, train={"batch_size": 40, "local_steps": 3})
+    table = run(plan).traffic.table
+    assert payload(table, "Activations") == payload(table, "ActivationGradients") == 3 * 40 * 32 * 4
+    sizes = [plan.learner.model.stage(a, b).layout.size for a, b in ((0, 1), (1, 4))]
+    assert payload(table, "Chunk") == 3 * sum(2 * (2 - 1) * 4 * size for size in sizes)
+
+
+def test_eight_bits_between_stages():
+    common = {"stages": PLANS[2], "train": {"batch_size": 64, "local_steps": 2}}
+    exact, small = pipeline_plan(**common), pipeline_plan(cut_bits=8, **common)
+    watcher = Watcher()
+    outcomes = run(exact), run(small, watcher)
+    crossed = [payload(o.traffic.table, "Activations", "ActivationGradients") for o in outcomes]
+    assert 3.8 < crossed[0] / crossed[1] <= 4
+    assert 0 < max(m["cut_error"] for _, _, m in watcher.metrics if "cut_error" in m) < 0.05
+    models = [model_of(plan, o.results) for plan, o in zip((exact, small), outcomes, strict=True)]
+    assert 0 < (models[0] - models[1]).norm() < 0.02 * models[0].norm()
+
+
+@pytest.mark.parametrize("stages", [PLANS[3], PLANS[6]])
+@pytest.mark.parametrize("node", [0, 1, 3])
+def test_a_lost_stage_stops_the_step_and_all_go_on_as_if_undisturbed(stages, node):
+    undisturbed = pipeline_plan(stages=stages, access=access(1e6, latency_s=1e-4))
+    outcome = run(undisturbed)
+    whole, expected = outcome.time_s, model_of(undisturbed, outcome.results)
+    for share in (0.05, 0.2, 0.33, 0.5, 0.71, 0.93, 0.99):
+        faults = FaultPlan(crashes=(Crash(node, whole * share, down_s=whole / 3),), detect_s=whole / 20)
+        plan = pipeline_plan(stages=stages, access=access(1e6, latency_s=1e-4), faults=faults)
+        watcher = Watcher()
+        found = run(plan, watcher)
+        assert found.status == "finished" and found.time_s > whole
+        assert near(model_of(plan, found.results), expected, 1e-6)
+
+
+def test_a_quick_restart_that_nobody_noticed_and_two_losses_at_once():
+    expected = model_of(pipeline_plan(stages=PLANS[3]), run(pipeline_plan(stages=PLANS[3])).results)
+    whole = run(pipeline_plan(stages=PLANS[3])).time_s
+    quick = (Crash(2, whole * 0.4, down_s=whole * 0.01),)
+    both = (Crash(1, whole * 0.5, down_s=whole), Crash(3, whole * 0.55, down_s=whole * 0.2))
+    again = (Crash(2, whole * 0.4, down_s=whole * 0.2), Crash(2, whole * 0.62, down_s=whole * 0.2))
+    for crashes in (quick, both, again):
+        plan = pipeline_plan(stages=PLANS[3], faults=FaultPlan(crashes=crashes, detect_s=whole / 10))
+        assert near(model_of(plan, run(plan).results), expected, 1e-6)
+
+
+def test_a_run_says_that_it_stopped_and_where_it_goes_on():
+    whole = run(pipeline_plan(stages=PLANS[3])).time_s
+    faults = FaultPlan(crashes=(Crash(2, whole * 0.6, down_s=whole),), detect_s=whole / 10)
+    watcher = Watcher()
+    run(pipeline_plan(stages=PLANS[3], faults=faults), watcher)
+    notes = [
+        (kind, detail)
+        for _, kind, node, detail in watcher.events
+        if node == 0 and kind in ("stopped", "resumed")
+    ]
+    assert [kind for kind, _ in notes] == ["stopped", "resumed"]
+    assert notes[1][1] in ("after 1 steps", "after 2 steps", "after 3 steps")
+
+
+def test_a_device_without_a_stage_waits_for_the_end():
+    plan = pipeline_plan(stages=((2, 1), (4, 1)))
+    outcome = run(plan)
+    assert outcome.results[2] is None and outcome.results[3] is None
+
+
+@pytest.mark.parametrize("method", ["dapple", "gpipe"])
+def test_what_cannot_be_is_refused_by_name(method):
+    def refused(**settings):
+        plan = pipeline_plan(method, **settings)
+        with pytest.raises(ConfigError) as caught:
+            plan.method.prepare(plan)
+        return str(caught.value)
+
+    assert refused(micro_batches=33) == f"method.{method}.micro_batches = 33: at most batch_size = 32"
+    assert refused(stages=((2, 1), (3, 1))).startswith(
+        f"method.{method}.stages = ((2, 1), (3, 1)): rising ends"
+    )
+    assert "at most 4 together" in refused(stages=((2, 3), (4, 2)))
+    assert "at most 2 devices each" in refused(stages=((4, 4),), micro_batches=16)
+    assert refused(train={"batch_size": 32, "clip_norm": 1.0}).startswith("train.clip_norm = 1.0: ")
+    model = {"name": "resnet", "norm": "batch"}
+    assert refused(model=model).startswith("model = 'resnet': a model without batch statistics")
+    tiny = [device(1e6, 1_000) for _ in range(4)]
+    assert refused(profiles=tiny).startswith(
+        "fleet.devices = 1000: no cut of mlp fits the devices; peer 0 (board)"
+    )
+    some = [device(1e6), device(1e6, 1_000), device(1e6), device(1e6)]
+    assert "peer 1 (board) needs" in refused(profiles=some, stages=PLANS[2])
+
+
+def test_a_device_with_little_memory_gets_no_stage_that_it_cannot_hold():
+    profiles = [device(1e6), device(1e6, 20_000), device(1e6, 20_000), device(1e6)]
+    plan = pipeline_plan(profiles=profiles)
+    costs = ModelCosts(plan.learner, dict(enumerate(profiles)))
+    for stage in planned(plan).plan.stages:
+        for d in stage.devices:
+            assert costs.fixed_bytes(stage.first, stage.last) < costs.memory_bytes(d)
+
+
+@pytest.mark.slow
+def test_a_memory_cap_costs_gpipe_its_drains():
+    """Four equal stages, 16 micro-batches, room for four: 84 against 57 time units, 1.47 times."""
+    times = {}
+    for method in ("gpipe", "dapple"):
+        base = {"stages": PLANS[3], "micro_batches": 16, "rounds": 1, "model": {"hidden": (64, 64, 64)}}
+        train = {"batch_size": 64, "local_steps": 1}
+        free = pipeline_plan(method, profiles=[device(1e6)] * 4, train=train, **base)
+        costs = ModelCosts(free.learner, dict.fromkeys(range(4), device(1e6)))
+        room = [int(costs.fixed_bytes(s, s + 1) + 4 * costs.kept_bytes(s, s + 1, 4)) for s in range(4)]
+        capped = [device(1e6, memory) for memory in room]
+        plan = pipeline_plan(
+            method, profiles=capped, train=train, **base, **({"policy": "PA"} if method == "dapple" else {})
+        )
+        watcher = Watcher()
+        run(plan, watcher)
+        times[method] = max(time_s for _, time_s, m in watcher.metrics if "step_s" in m)
+        assert planned(plan).plan.warmup == ((4,) * 4 if method == "gpipe" else (4, 3, 2, 1))
+        net = links_of(view(plan), "fifo")
+        assert times[method] == pytest.approx(simulated(planned(plan).plan, costs, net).makespan_s, rel=0.01)
+    assert 1.3 < times["gpipe"] / times["dapple"] < 1.5
+    assert torch.isfinite(torch.tensor(list(times.values()))).all()
