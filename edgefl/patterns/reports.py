@@ -10,11 +10,11 @@ stays finite. Repeats and reports of an earlier round never come this far: the m
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
-from edgefl.nodes import Node
+from edgefl.nodes import Check, Message, Node
 from edgefl.parameters import Layout, Vector
 from edgefl.patterns.compression import Sent, opened
 
@@ -92,3 +92,25 @@ class Intake:
 def is_finite(vector: Vector) -> bool:
     """Whether all values and buffers are numbers."""
     return all(bool(t.isfinite().all()) for t in (vector.values, *vector.buffers))
+
+
+def _final_is_finite(outcome: Any) -> bool | str:
+    final = outcome.results.get(0)
+    return True if final is None or is_finite(final) else "the server's last model is not finite"
+
+
+FINITE = Check("the global model stays finite", _final_is_finite)
+
+
+def answers(model: type[Message], report: type[Message]) -> Check:
+    """An invariant: nobody sends more reports of a kind than it was sent models."""
+
+    def holds(outcome: Any) -> bool | str:
+        table = outcome.traffic.table
+        for (k, server, kind), row in table.items():
+            given = table.get((server, k, model.__name__), (0,))[0]
+            if kind == report.__name__ and row[0] > given:
+                return f"node {k} sent {row[0]} reports to node {server}, which gave it {given} models"
+        return True
+
+    return Check("a report answers a model", holds)

@@ -18,7 +18,7 @@ from edgefl.nodes import Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.parameters.packing import pack, unpack
-from edgefl.patterns.rounds import RoundConfig
+from edgefl.patterns.rounds import RoundConfig, refuse_void_rounds
 
 
 class HostileConfig(RoundConfig):
@@ -56,6 +56,7 @@ class Rows:
 
 def refuse_small_cohorts(plan: RunPlan, least: int, key: str) -> None:
     """Refuse a rule for which every round would be void."""
+    refuse_void_rounds(plan)
     clients, config = len(plan.ids("client")), plan.config
     size = max(round(config.client_fraction * clients), 1)
     if size < least:

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import Field
 
+from edgefl.errors import ConfigError
 from edgefl.learning.work import Work
 from edgefl.nodes import Back, Message, MethodConfig, Node
+from edgefl.nodes.plan import RunPlan
 from edgefl.patterns.gather import gather
 from edgefl.patterns.reports import MOST_NORM, Intake
 
@@ -104,6 +106,16 @@ class Round:
             refused=self._refused,
             train_loss=sum(losses) / len(losses) if losses else math.nan,
         )
+
+
+def refuse_void_rounds(plan: RunPlan) -> None:
+    """Refuse more min_reports than clients are wanted in a round: every round would be void."""
+    config: RoundConfig = plan.config
+    clients = len(plan.ids("client"))
+    wanted = max(round(config.client_fraction * clients), 1)
+    if config.min_reports > wanted:
+        accepted = f"at most {wanted}, the reports that a round of {clients} clients wants"
+        raise ConfigError(f"method.{plan.method.name}.min_reports", config.min_reports, accepted)
 
 
 async def unless_stopped(node: Node, work: Work, t: int) -> Any:

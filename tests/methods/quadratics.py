@@ -17,7 +17,14 @@ FEATURES = 3
 
 
 def quadratic_plan(
-    method: str, sizes: Sequence[int], *, rounds: int, rate: float, train: dict[str, Any], seed: int = 0, **more: Any
+    method: str,
+    sizes: Sequence[int],
+    *,
+    rounds: int,
+    rate: float,
+    train: dict[str, Any],
+    seed: int = 0,
+    **more: Any,
 ) -> RunPlan:
     """A plan in which client k minimises the mean squared error of its own sizes[k] examples.
 

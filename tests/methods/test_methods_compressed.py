@@ -10,18 +10,34 @@ from toy import Watcher
 
 from edgefl.nodes.plan import Crash, FaultPlan
 
-ALL = ["fedavg", "fedprox", "fednova", "fedadam", "fedyogi", "fedadagrad", "median", "fedasync", "fedbuff", "bsp", "ssp"]
+ALL = [
+    "fedavg",
+    "fedprox",
+    "fednova",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "median",
+    "fedasync",
+    "fedbuff",
+    "bsp",
+    "ssp",
+]
 
 
 @pytest.mark.parametrize("method", ALL)
-@pytest.mark.parametrize("compress", [{"name": "top-k", "fraction": 0.02}, {"name": "qsgd"}], ids=["top-k", "qsgd"])
+@pytest.mark.parametrize(
+    "compress", [{"name": "top-k", "fraction": 0.02}, {"name": "qsgd"}], ids=["top-k", "qsgd"]
+)
 def test_every_method_that_sends_updates_sends_fewer_bytes_and_learns(method, compress):
     assert small_plan(method, 3).method.compresses
     up = {}
     for name, table in (("whole", None), ("small", compress)):
         plan = small_plan(method, 3, rounds=6, compress=table, train={"local_steps": 5})
         outcome = run(plan)
-        up[name] = sum(row[1] / row[0] for (sender, _, _), row in outcome.traffic.table.items() if sender == 1)
+        up[name] = sum(
+            row[1] / row[0] for (sender, _, _), row in outcome.traffic.table.items() if sender == 1
+        )
     d = plan.learner.model.layout.size
     k, buckets = round(0.02 * d), -(-d // 512)
     assert up["whole"] == 4 * d
@@ -51,11 +67,11 @@ def test_memory_helps():
 
 
 def test_an_update_whose_start_the_server_forgot_is_refused_by_name():
-    from edgefl.nodes.plan import Crash, FaultPlan
-
     one_s = run_small("fedasync", 3, rounds=1, compress={"name": "qsgd"}).time_s
     faults = FaultPlan(crashes=(Crash(0, at_s=3.5 * one_s, down_s=one_s / 1e6),), detect_s=10.0)
     watcher = Watcher()
     outcome = run_small("fedasync", 3, rounds=8, compress={"name": "qsgd"}, faults=faults, watcher=watcher)
     assert outcome.status == "finished"
-    assert any("is not known any more" in detail for _, kind, _, detail in watcher.events if kind == "refused")
+    assert any(
+        "is not known any more" in detail for _, kind, _, detail in watcher.events if kind == "refused"
+    )

@@ -11,8 +11,8 @@ from toy import Watcher
 from edgefl.learning.cost import duration_s
 from edgefl.learning.work import LocalSGD
 from edgefl.methods.federated.fedasync import FedAsyncConfig
-from edgefl.patterns.asynchronous import discount
 from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.patterns.asynchronous import discount
 
 PLAIN = {"mixing_weight": 1.0, "staleness": "constant", "proximal_rho": 0.0}
 

@@ -59,7 +59,9 @@ def test_a_buffer_of_all_who_start_together_is_fedavg_with_uniform_weights():
 
 def test_one_client_is_sgd_to_rounding():
     plan = small_plan("fedbuff", 1, rounds=6, train={"local_steps": 3}, buffer_size=1)
-    assert torch.allclose(run(plan).results[0].values, sgd(plan, batches(plan, 1, range(18))), rtol=0, atol=1e-5)
+    assert torch.allclose(
+        run(plan).results[0].values, sgd(plan, batches(plan, 1, range(18))), rtol=0, atol=1e-5
+    )
 
 
 def test_a_flush_by_hand_with_momentum():

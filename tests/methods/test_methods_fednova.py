@@ -27,7 +27,9 @@ def test_norms_of_the_gradients_weights():
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_equal_work_is_fedavg_to_rounding(momentum):
     train = {"local_steps": 4, "momentum": momentum}
-    one, two = (run(small_plan(m, 4, rounds=3, train=train, data=UNEVEN)).results[0] for m in ("fednova", "fedavg"))
+    one, two = (
+        run(small_plan(m, 4, rounds=3, train=train, data=UNEVEN)).results[0] for m in ("fednova", "fedavg")
+    )
     assert torch.allclose(one.values, two.values, rtol=1e-5, atol=1e-6)
 
 

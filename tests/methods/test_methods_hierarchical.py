@@ -69,7 +69,9 @@ def test_a_lost_edge_costs_a_round_of_its_clients_and_they_go_to_another():
     assert outcome.status == "finished"
     reports = [m["reports"] for node, _, m in watcher.metrics if node == 0]
     assert reports[:2] == [2, 2] and reports[2] == 1 and reports[-1] == 2
-    assert outcome.traffic.table[2, 3, "EdgeModel"][0] > 0 and outcome.traffic.table[1, 3, "EdgeModel"][0] > 10
+    assert (
+        outcome.traffic.table[2, 3, "EdgeModel"][0] > 0 and outcome.traffic.table[1, 3, "EdgeModel"][0] > 10
+    )
 
 
 def test_an_edge_without_living_clients_reports_nobody_and_the_round_goes_on():

@@ -44,7 +44,9 @@ def test_a_hostile_client_is_refused_by_name_and_the_model_stays_finite(method, 
     assert all(why in detail for _, detail in refused)
     counted = sum(m.get("refused", 0) for _, _, m in watcher.metrics)
     assert counted == len(refused) or method in ("bsp", "ssp", "hierarchical-fedavg")
-    rest = run(dataclasses.replace(plan, nodes=tuple(dataclasses.replace(s, poison=None) for s in plan.nodes)))
+    rest = run(
+        dataclasses.replace(plan, nodes=tuple(dataclasses.replace(s, poison=None) for s in plan.nodes))
+    )
     assert not torch.equal(outcome.results[0].values, rest.results[0].values)
 
 
@@ -97,7 +99,9 @@ def test_the_same_report_twice_counts_once():
 )
 def test_impossible_claims_are_refused_by_name(changes, why):
     outcome, watcher = _run_lying(lambda r: [dataclasses.replace(r, **changes)])
-    assert [d for _, kind, _, d in watcher.events if kind == "refused"] == [f"the update of node 1: {why}"] * 3
+    assert [d for _, kind, _, d in watcher.events if kind == "refused"] == [
+        f"the update of node 1: {why}"
+    ] * 3
     assert [m["refused"] for _, _, m in watcher.metrics] == [1] * 3 and is_finite(outcome.results[0])
 
 

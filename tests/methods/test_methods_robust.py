@@ -72,7 +72,9 @@ def test_equal_reports_give_that_report(method):
     assert torch.equal(run(plan).results[0].values, run(single).results[0].values)
 
 
-@pytest.mark.parametrize(("method", "num_hostile", "survivors"), [("krum", 2, 6), ("multi-krum", 2, 6), ("trimmed-mean", 3, 6)])
+@pytest.mark.parametrize(
+    ("method", "num_hostile", "survivors"), [("krum", 2, 6), ("multi-krum", 2, 6), ("trimmed-mean", 3, 6)]
+)
 def test_too_few_reports_make_a_round_void(method, num_hostile, survivors):
     faults = FaultPlan(crashes=tuple(Crash(k, at_s=1e-9) for k in range(survivors + 1, 8)), detect_s=1e-9)
     plan = small_plan(method, 7, rounds=2, num_hostile=num_hostile, faults=faults)

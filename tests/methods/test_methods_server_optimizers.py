@@ -26,7 +26,10 @@ def test_with_a_large_tau_and_that_rate_it_is_fedavg(method):
     tau = 1e6
     average = final("fedavg").values
     assert torch.allclose(
-        final(method, tau=tau, server_rate=tau, beta1=0.0, bias_correction=True).values, average, rtol=1e-4, atol=1e-6
+        final(method, tau=tau, server_rate=tau, beta1=0.0, bias_correction=True).values,
+        average,
+        rtol=1e-4,
+        atol=1e-6,
     )
     slow = {} if method == "fedadagrad" else {"beta2": 1 - 1e-7}
     found = final(method, tau=tau, server_rate=2 * tau, beta1=0.0, **slow).values

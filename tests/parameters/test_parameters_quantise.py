@@ -23,7 +23,9 @@ def test_bits():
     assert [bits_per_entry(s) for s in (1, 3, 7, 8, 127)] == [2, 3, 4, 5, 8]
 
 
-@pytest.mark.parametrize(("d", "levels", "bucket"), [(1000, 7, 512), (1000, 1, 64), (513, 127, 512), (7, 3, 8)])
+@pytest.mark.parametrize(
+    ("d", "levels", "bucket"), [(1000, 7, 512), (1000, 1, 64), (513, 127, 512), (7, 3, 8)]
+)
 def test_bytes_are_a_norm_and_fixed_codes_for_each_bucket(d, levels, bucket):
     norms, codes = quantise(vector(d), levels, bucket, generator(0, "test"))
     sizes = [min(bucket, d - at) for at in range(0, d, bucket)]

@@ -42,7 +42,15 @@ def test_of_two_equal_ways_the_indices_are_taken():
         (torch.tensor([255, 0, 0], dtype=torch.uint8), torch.ones(8)),
         (torch.tensor([255, 0], dtype=torch.uint8), torch.ones(7)),
     ],
-    ids=["outside", "negative", "too many entries", "two-dimensional", "integers", "bitmap size", "bitmap count"],
+    ids=[
+        "outside",
+        "negative",
+        "too many entries",
+        "two-dimensional",
+        "integers",
+        "bitmap size",
+        "bitmap count",
+    ],
 )
 def test_what_cannot_be_is_refused(place, entries):
     with pytest.raises(ValueError, match="needed"):

@@ -1,9 +1,10 @@
-"""[compress]: what is not sent is not lost, what does not count goes back, and bytes are what they should be."""
+"""[compress]: what is not sent is not lost, what does not count goes back, bytes are what they should be."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+
 from edgefl.keyed import generator
 from edgefl.parameters import BufferSpec, Layout, Vector
 from edgefl.parameters.compress import CompressConfig
@@ -100,8 +101,13 @@ def test_buffers_travel_as_they_are():
     vector = Vector(layout, torch.ones(100), (torch.tensor([1.0, 2.0, 3.0]),))
     sent = Uplink(node).change(vector, 0)
     assert torch.equal(opened(node, sent, layout).buffers[0], vector.buffers[0])
-    for wrong in (sent[:2], (*sent[:2], torch.ones(4)), sent[:1], (*sent[:2], torch.ones(3, dtype=torch.float64))):
-        with pytest.raises(ValueError, match="buffers|needed"):
+    for wrong in (
+        sent[:2],
+        (*sent[:2], torch.ones(4)),
+        sent[:1],
+        (*sent[:2], torch.ones(3, dtype=torch.float64)),
+    ):
+        with pytest.raises(ValueError, match=r"buffers|needed"):
             opened(node, wrong, layout)
     with pytest.raises(ValueError, match="compresses nothing"):
         opened(Stub(), sent, layout)

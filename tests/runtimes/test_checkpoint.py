@@ -9,6 +9,7 @@ from small import make_executor, small_plan
 from toy import Watcher
 
 from edgefl.errors import ConfigError
+from edgefl.learning.poison import Poison
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import restore_checkpoint, take_checkpoint
 
@@ -31,7 +32,30 @@ METHODS = [
     "edgesplit",
     "hsfl",
     "hsfl-layerwise",
+    "dapple",
+    "gpipe",
+    "fedprox",
+    "fedbuff",
+    "fedadam",
+    "fednova",
+    "scaffold",
+    "bsp",
+    "ssp",
+    "median",
+    "hierarchical-fedavg",
+    "fedavg top-k",
+    "fedasync top-k",
+    "ssp top-k",
+    "fedavg poisoned",
 ]
+CONFIGS = {
+    "fedprox": {"budget_s": 0.001, "over_selection": 0.5, "client_fraction": 0.5},
+    "fedbuff": {"buffer_size": 3, "server_momentum": 0.9},
+    "scaffold": {"option": "I", "client_fraction": 0.5},
+    "ssp": {"max_ahead": 1, "reads": "complete"},
+    "top-k": {"compress": {"name": "top-k", "fraction": 0.05}},
+    "poisoned": {"poison": {2: Poison("noise", 0.1)}},
+}
 
 
 class _Keeper:
@@ -62,10 +86,14 @@ def _trace(watcher: Watcher, outcome) -> tuple:
 
 
 def _plan(method: str):
+    name, *_ = words = method.split()
     config = {"recipients": 2} if method.startswith("divshare") else {}
+    for word in words:
+        config |= CONFIGS.get(word, {})
     if method == "split-learning-u":
         config = {"model": {"hidden": (32, 16)}}  # three blocks: it needs a middle
-    return small_plan(method, 4, rounds=2, train={"momentum": 0.5}, slowdowns=[1, 2, 3, 4, 5], **config)
+    train, slowdowns = {"momentum": 0.5}, [1, 2, 3, 4, 5, 6, 7]
+    return small_plan(name, 4, rounds=2, train=train, slowdowns=slowdowns, **config)
 
 
 @pytest.mark.parametrize("method", METHODS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from edgefl.methods.federated.ssp import ClockConfig, Push, View, client, serve
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.reports import FINITE, answers
 
 
 async def server(node: Node) -> Vector:
@@ -28,5 +29,6 @@ METHOD = Method(
     evaluates="server",
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(View, Push)),
     stateless=("client",),
 )

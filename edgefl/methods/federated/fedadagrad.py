@@ -14,7 +14,8 @@ from pydantic import Field
 from edgefl.methods.federated.fedavg import GlobalModel, LocalModel, Mean, client, serve
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
-from edgefl.patterns.rounds import Stop
+from edgefl.patterns.reports import FINITE, answers
+from edgefl.patterns.rounds import Stop, refuse_void_rounds
 from edgefl.patterns.server_optimizer import ServerOptimizerConfig, adaptive_step
 
 
@@ -45,7 +46,9 @@ METHOD = Method(
     ends_with=("server",),
     needs="star",
     evaluates="server",
+    prepare=refuse_void_rounds,
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),
 )

@@ -24,7 +24,7 @@ from edgefl.nodes import Back, Faults, Gone, Message, Method, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.asynchronous import Chains, Merge, StalenessConfig, discount
 from edgefl.patterns.compression import Sent, Uplink
-from edgefl.patterns.reports import Intake, is_finite
+from edgefl.patterns.reports import FINITE, Intake, answers, is_finite
 
 
 class FedAsyncConfig(StalenessConfig):
@@ -147,5 +147,6 @@ METHOD = Method(
     evaluates="server",
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, Update)),
     stateless=("client",),
 )

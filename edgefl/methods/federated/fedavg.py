@@ -25,8 +25,15 @@ from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.parameters import Vector, WeightedMean
 from edgefl.patterns.aggregates import Rule
 from edgefl.patterns.compression import Sent, Uplink
-from edgefl.patterns.reports import Intake, is_finite
-from edgefl.patterns.rounds import Round, RoundConfig, Stop, somebody_alive, unless_stopped
+from edgefl.patterns.reports import FINITE, Intake, answers, is_finite
+from edgefl.patterns.rounds import (
+    Round,
+    RoundConfig,
+    Stop,
+    refuse_void_rounds,
+    somebody_alive,
+    unless_stopped,
+)
 
 
 class FedAvgConfig(RoundConfig):
@@ -147,7 +154,9 @@ METHOD = Method(
     ends_with=("server",),
     needs="star",
     evaluates="server",
+    prepare=refuse_void_rounds,
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),
 )

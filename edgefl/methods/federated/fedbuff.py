@@ -22,7 +22,7 @@ from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.asynchronous import StalenessConfig, discount
 from edgefl.patterns.compression import Uplink
-from edgefl.patterns.reports import Intake
+from edgefl.patterns.reports import FINITE, Intake, answers
 
 
 class FedBuffConfig(StalenessConfig):
@@ -97,5 +97,6 @@ METHOD = Method(
     evaluates="server",
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, Update)),
     stateless=("client",),
 )

@@ -24,6 +24,7 @@ from edgefl.methods.federated.fedprox import FedProxConfig, client, refuse_diver
 from edgefl.nodes import Faults, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, WeightedMean
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import Stop
 
 
@@ -98,5 +99,6 @@ METHOD = Method(
     prepare=_refuse_unknown_weights,
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),
 )

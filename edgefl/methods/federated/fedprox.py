@@ -19,7 +19,8 @@ from edgefl.methods.federated.fedavg import FedAvgConfig, GlobalModel, LocalMode
 from edgefl.nodes import Faults, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.patterns.compression import Uplink
-from edgefl.patterns.rounds import Stop, unless_stopped
+from edgefl.patterns.reports import FINITE, answers
+from edgefl.patterns.rounds import Stop, refuse_void_rounds, unless_stopped
 
 
 class FedProxConfig(FedAvgConfig):
@@ -76,6 +77,7 @@ async def _trained(node: Node, m: GlobalModel) -> Trained | None:
 
 def refuse_divergence(plan: RunPlan) -> None:
     """Refuse eta mu >= 2, with which the proximal term's gradient steps diverge."""
+    refuse_void_rounds(plan)
     assert plan.learner is not None
     eta, mu = plan.learner.train.learning_rate, plan.config.proximal_mu
     if eta * mu >= 2:
@@ -97,5 +99,6 @@ METHOD = Method(
     prepare=refuse_divergence,
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),
 )

@@ -23,7 +23,7 @@ from edgefl.methods.federated.fedavg import LocalModel
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, WeightedMean
-from edgefl.patterns.reports import Intake
+from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import Round, RoundConfig, Stop, somebody_alive, unless_stopped
 
 
@@ -134,6 +134,7 @@ async def edge(node: Node) -> None:
                 w, num_examples = mean.value(otherwise=w), int(mean.weight)
                 losses /= mean.count
         node.send(m.sender, EdgeReport(m.round, w, num_examples, kappa2, losses))
+        await node.save()  # nothing: it begins anew with each cloud round
 
 
 async def client(node: Node) -> None:
@@ -176,5 +177,6 @@ METHOD = Method(
     evaluates="server",
     prepare=_refuse_idle_edges,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
-    stateless=("client", "edge"),
+    invariants=(FINITE, answers(EdgeModel, LocalModel)),
+    stateless=("client",),
 )

@@ -13,8 +13,9 @@ from edgefl.methods.federated.fedavg import GlobalModel, LocalModel, client, ser
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
 from edgefl.parameters.robust import coordinate_median
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.robust import Rows
-from edgefl.patterns.rounds import RoundConfig, Stop
+from edgefl.patterns.rounds import RoundConfig, Stop, refuse_void_rounds
 
 
 class Median(Rows):
@@ -38,7 +39,9 @@ METHOD = Method(
     ends_with=("server",),
     needs="star",
     evaluates="server",
+    prepare=refuse_void_rounds,
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),
 )

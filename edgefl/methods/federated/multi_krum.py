@@ -17,6 +17,7 @@ from edgefl.nodes import Faults, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.parameters.robust import best_by_krum
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.robust import HostileConfig, refuse_small_cohorts
 from edgefl.patterns.rounds import Stop
 
@@ -62,5 +63,6 @@ METHOD = Method(
     prepare=_refuse_impossible,
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),
 )

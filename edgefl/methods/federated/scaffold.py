@@ -23,8 +23,15 @@ from edgefl.learning.work import Gradient, GradientResult, LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, WeightedMean
-from edgefl.patterns.reports import Intake
-from edgefl.patterns.rounds import Round, RoundConfig, Stop, somebody_alive, unless_stopped
+from edgefl.patterns.reports import FINITE, Intake, answers
+from edgefl.patterns.rounds import (
+    Round,
+    RoundConfig,
+    Stop,
+    refuse_void_rounds,
+    somebody_alive,
+    unless_stopped,
+)
 
 
 class ScaffoldConfig(RoundConfig):
@@ -162,6 +169,7 @@ async def client(node: Node) -> None:
 
 def _refuse_what_bends_the_path(plan: RunPlan) -> None:
     """Option II is the mean of the gradients on the way for plain SGD only."""
+    refuse_void_rounds(plan)
     assert plan.learner is not None
     train = plan.learner.train
     plain = {"optimizer": "sgd", "momentum": 0.0, "weight_decay": 0.0, "clip_norm": None}
@@ -183,5 +191,6 @@ METHOD = Method(
     evaluates="server",
     prepare=_refuse_what_bends_the_path,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(GlobalModel, Change)),
     stateless=("client",),
 )

@@ -24,7 +24,7 @@ from edgefl.nodes import Back, Faults, Gone, Message, Method, MethodConfig, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.clocks import Clocks, Reads
 from edgefl.patterns.compression import Sent, Uplink
-from edgefl.patterns.reports import MOST_NORM, Intake
+from edgefl.patterns.reports import FINITE, MOST_NORM, Intake, answers
 
 
 class ClockConfig(MethodConfig):
@@ -123,5 +123,6 @@ METHOD = Method(
     evaluates="server",
     compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(View, Push)),
     stateless=("client",),
 )
