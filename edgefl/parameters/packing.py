@@ -19,6 +19,9 @@ def unpack(packed: Tensor, like: Vector) -> Vector:
 
     Raises ValueError for another number of values.
     """
+    size = like.layout.size + sum(b.numel() for b in like.buffers if b.is_floating_point())
+    if size != len(packed):
+        raise ValueError(f"{size} values are needed, found {len(packed)}")
     buffers, at = [], like.layout.size
     for b in like.buffers:
         if b.is_floating_point():
@@ -26,8 +29,6 @@ def unpack(packed: Tensor, like: Vector) -> Vector:
             at += b.numel()
         else:
             buffers.append(b)
-    if at != len(packed):
-        raise ValueError(f"{at} values are needed, found {len(packed)}")
     return Vector(like.layout, packed[: like.layout.size].clone(), tuple(buffers))
 
 

@@ -13,6 +13,8 @@ from edgefl.nodes.registry import methods
 PAPERS = Path(__file__).resolve().parents[2] / "experiments" / "papers"
 
 
+SETTINGS = {name: [f"method.{name}.plan=common"] for name in ("hsfl", "hsfl-layerwise")}
+"""Where a method's own planner takes longer than its run."""
 MOST_EVENTS = 20_000
 """Of all runs of one method in the quick suite, about: who makes many has fewer schedules, three at least."""
 
@@ -20,7 +22,7 @@ MOST_EVENTS = 20_000
 def laboratory(name: str) -> Laboratory:
     """The method on the small fleet of `edgefl check`, or where it cannot run there, on its paper's file."""
     try:
-        return Laboratory(name)
+        return Laboratory(name, SETTINGS.get(name, ()))
     except ConfigError:
         return Laboratory(str(PAPERS / f"{name}.toml"), smoke=True)
 
