@@ -47,6 +47,8 @@ SYNCHRONOUS = [
     "edgesplit",
     "hsfl",
     "hsfl-layerwise",
+    "dapple",
+    "gpipe",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
 

@@ -95,13 +95,15 @@ async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -
     if node.id == peers[0]:
         node.start(_lead(node, make_plan(node)))
     member = Member(node)
-    wanted: Resume | Called | Over = await node.receive(Resume, Called, Over)
+    wanted: Any = member.under_way or await node.receive(Resume, Called, Over)
     while not isinstance(wanted, Over):
         if isinstance(wanted, Called):
             node.send(peers[0], Position(wanted.attempt, member.step))
             wanted = await node.receive(Resume, Called, Over)
             continue
         if not member.begin(wanted):
+            if node.id == peers[0]:
+                await node.receive(Over)  # the leader is needed to the end
             return None
         try:
             await member.run()
@@ -162,6 +164,11 @@ def _resume(plan: PipelinePlan, attempt: Attempt, step: int) -> Resume:
     return Resume(attempt, step, stages, plan.batch, plan.num_micro, plan.policy, plan.warmup, plan.chunk)
 
 
+def _fields(m: Resume) -> tuple[Any, ...]:
+    """What says the plan, as it can be saved."""
+    return m.stages, m.batch, m.num_micro, m.policy, m.warmup, m.chunk
+
+
 def _plan_of(m: Resume) -> PipelinePlan:
     policy: Any = m.policy
     stages = tuple(Stage(*stage) for stage in m.stages)
@@ -212,6 +219,10 @@ class Member:
         for back, name in enumerate(("part", "older")):
             if name in saved:
                 self.versions[self.step - back] = Part(saved[name], saved[f"{name}_state"])
+        self.under_way: Resume | None = None
+        """What this life was told before it saved; a new life waits for the leader's call."""
+        if saved.get("life") == node.life:
+            self.under_way = Resume(saved["attempt"], self.step, *saved["plan"])
         self.data: LocalData = node.fleet.pooled_data()
 
     @property
@@ -221,7 +232,7 @@ class Member:
     def begin(self, m: Resume) -> bool:
         """Be where the leader wants everybody to be; False for a device without a stage."""
         node, model = self.node, self.node.model
-        self.plan, self.attempt = _plan_of(m), m.attempt
+        self.plan, self.attempt, self.told = _plan_of(m), m.attempt, m
         place = self.plan.place(node.id)
         if place is None:
             return False
@@ -259,6 +270,7 @@ class Member:
             await node.save(
                 step=self.step, part=part.parameters, part_state=part.state,
                 older=older.parameters, older_state=older.state,
+                life=node.life, attempt=self.attempt, plan=_fields(self.told),
             )  # fmt: skip
 
     async def _passes(self, k: int) -> Tensor:
