@@ -34,8 +34,6 @@ METHODS = [
     "hsfl-layerwise",
     "dapple",
     "gpipe",
-    "dapple",
-    "gpipe",
     "fedprox",
     "fedbuff",
     "fedadam",
@@ -95,7 +93,7 @@ def _plan(method: str):
     if method == "split-learning-u":
         config = {"model": {"hidden": (32, 16)}}  # three blocks: it needs a middle
     if method in ("dapple", "gpipe"):
-        config = {"stages": ((1, 2), (2, 2))}
+        config = {"stages": ((1, 2), (2, 2)), "micro_batches": 2}
     train, slowdowns = {"momentum": 0.5}, [1, 2, 3, 4, 5, 6, 7]
     return small_plan(name, 4, rounds=2, train=train, slowdowns=slowdowns, **config)
 
