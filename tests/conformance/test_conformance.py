@@ -49,8 +49,25 @@ SYNCHRONOUS = [
     "hsfl-layerwise",
     "dapple",
     "gpipe",
+    "fednova",
+    "fedadam",
+    "fedyogi",
+    "fedadagrad",
+    "median",
+    "trimmed-mean",
+    "krum",
+    "multi-krum",
+    "scaffold",
+    "bsp",
+    "hierarchical-fedavg",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
+ASYNCHRONOUS += ["fedbuff", "ssp"]
+SETTINGS = {
+    "krum": ["method.krum.num_hostile=0"],
+    "multi-krum": ["method.multi-krum.num_hostile=0"],
+    "scaffold": ["method.scaffold.option=I"],  # II is for SGD without momentum
+}
 
 
 def _run(tmp_path: Path, method: str, runtime: str, *, processes: bool = False, **overrides: str):
@@ -58,6 +75,7 @@ def _run(tmp_path: Path, method: str, runtime: str, *, processes: bool = False, 
     file.write_text(FILE.format(method=method))
     settings = [f"method.{method}.recipients=2"] if method.startswith("divshare") else []
     settings += ["model.hidden=[32, 16]"] if method == "split-learning-u" else []
+    settings += SETTINGS.get(method, [])
     experiment = load_experiment(file, [*settings, *(f"{k}={v}" for k, v in overrides.items())])
     out = tmp_path / f"{method}-{runtime}-{processes}"
     return run_experiment(experiment, runtime=runtime, processes=processes, out=out)
@@ -91,6 +109,21 @@ def test_a_synchronous_method_is_the_same_in_virtual_time_and_over_grpc(tmp_path
     _assert_same(virtual.folder, local.folder)
     assert local.summary["status"] == virtual.summary["status"] == "finished"
     assert local.summary["final_accuracy"] == pytest.approx(virtual.summary["final_accuracy"], abs=0.01)
+
+
+@pytest.mark.parametrize("name", ["top-k", "qsgd"])
+def test_compressed_updates_are_the_same_over_grpc(tmp_path, name):
+    settings = {"compress.name": name, "compress.fraction": "0.05"}
+    _assert_same(*(_run(tmp_path, "fedavg", r, **settings).folder for r in ("virtual", "local")))
+
+
+@pytest.mark.parametrize("kind", ["sign-flip", "noise", "nan", "label-flip"])
+def test_hostile_devices_do_the_same_over_grpc(tmp_path, kind):
+    settings = {"faults.poison": f"{{share=0.25, kind='{kind}', scale=0.1}}"}
+    virtual, local = (_run(tmp_path, "fedavg", r, **settings).folder for r in ("virtual", "local"))
+    _assert_same(virtual, local)
+    refused = [(f / "events.csv").read_text().count("it is not finite") for f in (virtual, local)]
+    assert refused == ([3, 3] if kind == "nan" else [0, 0])
 
 
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("d-psgd", marks=pytest.mark.slow)])

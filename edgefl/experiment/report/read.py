@@ -21,7 +21,7 @@ from edgefl.errors import ConfigError
 
 Floats = NDArray[np.float64]
 # The metrics that a report shows; the others stay in the file.
-METRICS = ("staleness", "reports", "missing", "dropped", "train_loss", "round")
+METRICS = ("staleness", "reports", "missing", "dropped", "late", "lost", "refused", "train_loss", "round")
 
 
 @dataclass(frozen=True)

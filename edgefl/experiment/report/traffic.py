@@ -103,9 +103,17 @@ def _reports(run: RunFiles) -> Markup:
     few = f" A bar is the mean of {width} rounds." if width > 1 else ""
     caption = (
         f"{len(reports):,} rounds; {number(float(reports.sum()))} reports arrived in time and"
-        f" {number(float(missing.sum()))} did not.{few} The y axis counts clients."
+        f" {number(float(missing.sum()))} did not{_why_missing(run)}.{few} The y axis counts clients."
     )
     return figure(join((keys, chart.svg())), "Reports of each round", caption)
+
+
+def _why_missing(run: RunFiles) -> str:
+    """How many were late, lost with their node, or refused, where the method says so."""
+    words = {"late": "late", "lost": "lost with their node", "refused": "refused"}
+    totals = {word: run.metrics[key].value.sum() for key, word in words.items() if key in run.metrics}
+    found = [f"{number(float(total))} {word}" for word, total in totals.items() if total]
+    return f" ({', '.join(found)})" if found else ""
 
 
 def events(run: RunFiles) -> Markup:
