@@ -15,6 +15,7 @@ from edgefl.devices import DeviceProfile
 from edgefl.errors import ConfigError
 from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.parameters import Vector
 from edgefl.planning.assign import SplitFleet, edgesplit_plan, hsfl_plan
 from edgefl.planning.split import crossing_bytes, front_memory_bytes
 
@@ -201,3 +202,35 @@ def test_a_device_with_little_memory_takes_a_shallow_cut():
         room = front_memory_bytes(learner, cut, 16)
         profiles = [*[device(f) for f in speeds[:3]], device(1e9, room)]
         assert planned(unequal_plan("edgesplit", profiles=profiles)).cuts[2] <= cut
+
+
+def own_mix(plan: Any, k: int, w: Vector) -> tuple[float, float]:
+    """Accuracy of a model on all digits of the test set, and with classes weighted by client k's own mix."""
+    learner, data = plan.learner, plan.nodes[k].data
+    x, y = data.dataset.x_test, data.dataset.y_test
+    mine = torch.bincount(data.dataset.y_train[torch.from_numpy(data.indices)], minlength=10) / len(data)
+    scratch = learner.scratch(learner.model)
+    scratch.load(w)
+    right = scratch.forward(x, training=False).argmax(1) == y
+    by_class = torch.stack([right[y == c].float().mean() for c in range(10)])
+    return float(right.float().mean()), float((by_class * mine).sum())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1])
+def test_personal_fronts_know_their_own_digits_and_averaged_ones_all_of_them(seed):
+    """Eight clients with few digits each, 60 rounds of an epoch, the hidden layer at the client."""
+    train = {"learning_rate": 0.05, "batch_size": 32, "local_steps": None, "local_epochs": 1}
+    common = {"rounds": 60, "train": train, "data": {"name": "dirichlet", "alpha": 0.3}, "seed": seed}
+    found = {}
+    for method in ("hsfl", "hsfl-layerwise"):
+        plan, watcher = small_plan(method, 8, allow_local=False, **common), Watcher()
+        w, model = run(plan, watcher).results[0], plan.learner.model
+        fronts = {node: v for node, _, _, v in watcher.models if node and method == "hsfl"}
+        scores = [
+            own_mix(plan, k, model.join(fronts[k], model.cut(w, 1, 2)) if fronts else w) for k in range(1, 9)
+        ]
+        found[method] = [sum(column) / 8 for column in zip(*scores, strict=True)]
+    (all_personal, own_personal), (all_averaged, own_averaged) = found["hsfl"], found["hsfl-layerwise"]
+    assert own_personal >= own_averaged
+    assert all_averaged >= all_personal + 0.2

@@ -41,6 +41,7 @@ from edgefl.patterns.split import (
     serve_turns,
 )
 from edgefl.planning.assign import SplitFleet, hsfl_plan, refuse_unfit_hsfl
+from edgefl.planning.hsfl import HSFLPlan
 
 
 class HSFLConfig(CutConfig):
@@ -91,10 +92,12 @@ async def server(node: Node) -> Vector:
     w: Vector = saved["w"]
     slowdowns: dict[int, float] = dict(saved["slowdowns"])
     held: dict[int, int | None] = dict(saved.get("held", {})) if saved.get("life") == node.life else {}
+    plan: HSFLPlan | None = None
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
         node.take(Back)
-        plan = hsfl_plan(fleet, config, moves_front=False, slowdowns=[slowdowns[k] for k in clients])
+        if plan is None:
+            plan = hsfl_plan(fleet, config, moves_front=False, slowdowns=[slowdowns[k] for k in clients])
         began_s, turns = node.now(), []
         for n, k in enumerate(clients):
             rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
@@ -111,12 +114,12 @@ async def server(node: Node) -> Vector:
                 losses.append(served.loss)
                 busy_s[k] = served.back.busy_s
         w = mean_rears(node.model, w, rears)
-        if (t + 1) % config.replan_rounds == 0:
-            slowdowns = fleet.measured(plan.cuts, busy_s, slowdowns, above=0.0)
         node.record(
             round=t, reports=len(losses), missing=len(clients) - len(losses), train_loss=mean_of(losses),
             round_s=node.now() - began_s, planned_round_s=plan.shares.round_s,
         )  # fmt: skip
+        if (t + 1) % config.replan_rounds == 0:
+            slowdowns, plan = fleet.measured(plan.cuts, busy_s, slowdowns, above=0.0), None
         node.publish(w, step=t + 1)
         await node.save(w=w, round=t + 1, slowdowns=slowdowns, held=held, life=node.life)
     return w

@@ -30,6 +30,7 @@ from edgefl.patterns.split import (
     shared_front,
 )
 from edgefl.planning.assign import SplitFleet, hsfl_plan, refuse_unfit_hsfl
+from edgefl.planning.hsfl import HSFLPlan
 
 
 class HSFLLayerwiseConfig(HSFLConfig):
@@ -46,10 +47,12 @@ async def server(node: Node) -> Vector:
     saved = node.saved or {"w": node.model.init(), "round": 0, "slowdowns": dict.fromkeys(clients, 1.0)}
     w: Vector = saved["w"]
     slowdowns: dict[int, float] = dict(saved["slowdowns"])
+    plan: HSFLPlan | None = None
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
         node.take(Back)
-        plan = hsfl_plan(fleet, config, moves_front=True, slowdowns=[slowdowns[k] for k in clients])
+        if plan is None:
+            plan = hsfl_plan(fleet, config, moves_front=True, slowdowns=[slowdowns[k] for k in clients])
         began_s, turns = node.now(), []
         for n, k in enumerate(clients):
             rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
@@ -63,12 +66,12 @@ async def server(node: Node) -> Vector:
                 losses.append(served.loss)
                 busy_s[k] = served.back.busy_s
         w = mean.value(otherwise=w)
-        if (t + 1) % config.replan_rounds == 0:
-            slowdowns = fleet.measured(plan.cuts, busy_s, slowdowns, above=0.0)
         node.record(
             round=t, reports=mean.count, missing=len(clients) - mean.count, train_loss=mean_of(losses),
             round_s=node.now() - began_s, planned_round_s=plan.shares.round_s,
         )  # fmt: skip
+        if (t + 1) % config.replan_rounds == 0:
+            slowdowns, plan = fleet.measured(plan.cuts, busy_s, slowdowns, above=0.0), None
         node.publish(w, step=t + 1)
         await node.save(w=w, round=t + 1, slowdowns=slowdowns)
     return w
