@@ -120,6 +120,7 @@ def fleet(folder: Path, *, clients: int, rounds: int, state: bool = False) -> It
             process.communicate()
 
 
+@pytest.mark.slow
 def test_a_client_that_is_told_to_end_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
     with fleet(tmp_path, clients=2, rounds=25) as nodes:
         nodes.until("connected to process 2", 0)

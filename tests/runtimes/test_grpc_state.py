@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_each_life_has_a_higher_number_until_the_run_is_over(tmp_path: Path) -> 
     assert not opened(tmp_path).complete
     second.clear()
     assert opened(tmp_path).life == 0
+
+
+def test_the_time_of_a_pause_does_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened(tmp_path).pause(5.0)
+    later_s = time.time() + 3600
+    monkeypatch.setattr(state_module.time, "time", lambda: later_s)
+    resumed = opened(tmp_path)
+    assert resumed.began_s == later_s - 5.0
+    assert StateFolder(tmp_path, "run", "digest").began_s == later_s - 5.0
 
 
 def test_a_foreign_or_damaged_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

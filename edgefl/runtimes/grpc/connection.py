@@ -47,13 +47,13 @@ class Connection:
         self._uplink, self._latency_s, self._stats = uplink, latency_s, stats
         self._late: deque[tuple[float, bytes]] = deque()
         self._late_came = asyncio.Event()
-        self._closing = False
+        self._closing, self._farewell = False, True
         self._replaced = asyncio.Event()
         self.ended = asyncio.Event()
 
-    def close(self) -> None:
-        """Say Goodbye when all that is ready has left, and end."""
-        self._closing = True
+    def close(self, *, farewell: bool = True) -> None:
+        """Say Goodbye when all that is ready has left, and end; without farewell, just end."""
+        self._closing, self._farewell = True, farewell
         self._outbox.wake.set()
 
     def replace(self) -> None:
@@ -72,7 +72,7 @@ class Connection:
             tasks.add(asyncio.create_task(self._carry_late()))
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if writer in done and writer.exception() is None:
+            if writer in done and writer.exception() is None and self._farewell:
                 await asyncio.wait({reader}, timeout=_FAREWELL_S)
             for task in done:
                 task.result()
@@ -111,7 +111,8 @@ class Connection:
             if self._closing:
                 break
             await self._idle(loop.time())
-        await self._send(frames.write(Goodbye()))
+        if self._farewell:
+            await self._send(frames.write(Goodbye()))
         while self._late:
             await asyncio.sleep(self._latency_s / 4)
 

@@ -38,4 +38,4 @@ class Limits:
     flush_s: float = 10.0
     """Closing waits this long for what is still under way."""
     waiting_log_s: float = 5.0
-    """While it waits for processes to connect, it says for whom this often."""
+    """While it waits for processes to connect, it says for whom: first after this, then ever more rarely."""

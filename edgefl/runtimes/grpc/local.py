@@ -8,11 +8,13 @@ import socket
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 
 from edgefl.learning.executors import Executor
 from edgefl.nodes.plan import RunPlan
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.place import Place
+from edgefl.runtimes.grpc.returning import ReturningRuntime
 from edgefl.runtimes.grpc.runtime import GrpcRuntime, MergingObserver, RemoteFailure
 from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import Outcome
@@ -70,16 +72,11 @@ def run_place(
     """
 
     async def run_one() -> Outcome:
-        runtime = GrpcRuntime(
-            plan,
-            observer,
-            executor,
-            place,
-            digest=digest,
-            emulate=emulate,
-            limits=limits,
-            state=state,
-            listen=listen,
+        start: Callable[..., GrpcRuntime] = GrpcRuntime
+        if state is not None:
+            start = partial(ReturningRuntime, state=state)
+        runtime = start(
+            plan, observer, executor, place, digest=digest, emulate=emulate, limits=limits, listen=listen
         )
         with _interruptible([runtime.leave]):
             return await runtime.run()

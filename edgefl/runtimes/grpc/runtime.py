@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import time
 import traceback
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,21 +16,20 @@ from edgefl.errors import RunError
 from edgefl.learning.executors import Executor
 from edgefl.messages.base import Message
 from edgefl.nodes.handles import Task, Transfer
-from edgefl.nodes.operations import Compute, Receive, Save
+from edgefl.nodes.operations import Compute
 from edgefl.nodes.plan import Observer, RunPlan
 from edgefl.parameters import Vector
-from edgefl.runtimes.grpc.keeper import Keeper
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.processor import Item, WallProcessor
-from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.grpc.transport import Transport
 from edgefl.runtimes.interpreter import Interpreter
 from edgefl.runtimes.outcome import Outcome
 
 log = logging.getLogger("edgefl.grpc")
 _SILENCE_S = 10.0  # a wait of this length is said aloud
-_LEAD = 0
+LEAD = 0
+"""The process that keeps the run's records."""
 INTERRUPTED = "interrupted"
 """The reason of a run that somebody ended from outside; it may go on later."""
 
@@ -71,9 +69,9 @@ class GrpcRuntime(Interpreter):
     """Runs the nodes that one process hosts.
 
     emulate: computing is slowed to each node's device profile, and sending is paced at its planned uplink.
-    pool: the worker thread that trains; shared by runtimes of one Python process.
-    state: the folder from which the process's one node goes on after a crash. listen: where the process
-    serves, when not at its address.
+    pool: the worker thread that trains; shared by runtimes of one Python process. listen: where the process
+    serves, when not at its address. life: of its nodes; keeps: whether the others keep what they have sent
+    here until it is covered.
     """
 
     def __init__(
@@ -87,8 +85,9 @@ class GrpcRuntime(Interpreter):
         emulate: bool = False,
         limits: Limits | None = None,
         pool: ThreadPoolExecutor | None = None,
-        state: StateFolder | None = None,
         listen: str | None = None,
+        life: int = 0,
+        keeps: bool = False,
     ) -> None:
         super().__init__(plan, observer, place.hosted, extra_messages=(LastModel,))
         self.place, self._emulate = place, emulate
@@ -104,7 +103,7 @@ class GrpcRuntime(Interpreter):
         self._gone: set[int] = set()
         self._start_s = 0.0
         self._moved_s = 0.0
-        self._life = 0 if state is None else state.life
+        self._life, self._returns = life, keeps
         self._elapsed_s = 0.0
         self._leaving = False
         access = plan.network.access[place.hosted[0]]
@@ -115,24 +114,21 @@ class GrpcRuntime(Interpreter):
             codec=self.codec,
             run_id=place.run_id,
             digest=digest,
-            on_message=self._arrived,
+            on_message=self.arrived,
             on_gone=self._heard_gone,
             on_back=self._heard_back,
             on_control=self._control,
             limits=self._limits,
             uplink_bytes_per_s=access.up_bytes_per_s if emulate else None,
             latency_s=access.latency_s if emulate else 0.0,
-            life=self._life,
-            keeps=state is not None,
+            life=life,
+            keeps=keeps,
             listen=listen,
         )
-        self._keeper: Keeper | None = None
-        if state is not None:
-            self._keeper = Keeper(state, self._transport, self, self._limits.kept_bytes)
         self._lives = dict.fromkeys(range(len(plan.nodes)), 0)
-        for i, node in self.states.items():
-            node.life = self._life
-            node.processor = WallProcessor(
+        for i, state in self.states.items():
+            state.life = life
+            state.processor = WallProcessor(
                 plan.nodes[i], plan.learner, executor, self._pool, self, self._computed, emulate=emulate
             )
 
@@ -177,11 +173,12 @@ class GrpcRuntime(Interpreter):
         self._loop = asyncio.get_running_loop()
         self._start_s = self._loop.time()
         background: list[asyncio.Task[None]] = []
+        over = False
         try:
-            self._restore()
+            self.before()
             await self._transport.start()
             self._start_s = self._loop.time() - self._elapsed_s
-            self._return()
+            self.connected()
             for i in self.states:
                 self.begin_life(i)
             background = [asyncio.create_task(self._tick()), asyncio.create_task(self._speak_up())]
@@ -189,6 +186,7 @@ class GrpcRuntime(Interpreter):
                 self.call_later(max(0.0, self.plan.time_s - self.clock()), self.stop, "time limit")
             await self._over.wait()
             end_s = self.clock()
+            over = self.stop_reason != INTERRUPTED and not isinstance(self.failure, LeadLost)
             self.end_all()
             await self._loop.run_in_executor(self._pool, _nothing)  # what was published has been looked at
             self._tell_the_others()
@@ -202,12 +200,33 @@ class GrpcRuntime(Interpreter):
             for task in background:
                 task.cancel()
             await asyncio.gather(*background, return_exceptions=True)
-            over = self.stop_reason != INTERRUPTED and not isinstance(self.failure, LeadLost)
-            await self._transport.close(farewell=over or self._keeper is None)
-            if self._keeper is not None:
-                self._keeper.close(over=over)
+            await self._transport.close(farewell=over or not self._returns)
+            self.after(over)
             if self._own_pool:
                 self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def before(self) -> None:
+        """The run is about to begin."""
+
+    def connected(self) -> None:
+        """The run begins, or goes on."""
+
+    def sent(self) -> int:
+        """A message is on its way. Returns a number for it."""
+        return 0
+
+    def settled(self, number: int) -> None:
+        """A message has arrived, was withdrawn, or will never arrive."""
+
+    def arrived(self, receiver: int, message: Message) -> None:
+        """A message has come."""
+        if isinstance(message, LastModel):
+            self._models[message.node] = message
+        else:
+            self._guarded(self.deliver, (receiver, message))
+
+    def after(self, over: bool) -> None:
+        """All connections have ended; over: the run has."""
 
     def interrupt(self) -> None:
         """Ask for the end of the run from outside (a signal)."""
@@ -215,77 +234,8 @@ class GrpcRuntime(Interpreter):
 
     def leave(self) -> None:
         """Ask for the end of this process's part; the lead takes the whole run with it."""
-        self._leaving = self.place.index != _LEAD
+        self._leaving = self.place.index != LEAD
         self.interrupt()
-
-    # --- lives -----------------------------------------------------------------------------------------
-
-    def _restore(self) -> None:
-        """Know what an earlier life of this process knew when its program saved last."""
-        if self._keeper is None:
-            return
-        folder = self._keeper.folder
-        folder.begin()
-        if self._life == 0:
-            return
-        content = folder.load(self.codec.layouts)
-        self._elapsed_s = max(0.0, time.time() - folder.began_s)
-        if content is None:
-            return
-        self._elapsed_s = max(self._elapsed_s, content["time_s"])
-        report = json.loads(content["report"])
-        busy = {int(i): s for i, s in report["busy_s"].items()}
-        self._merging.resume(report["rows"], busy)
-        self._add_traffic(report["traffic"])
-        (state,) = self.states.values()
-        state.saved = content["saved"]
-        state.processor.busy_s = busy[state.id]
-        if content["last"] is not None:
-            self._last[state.id] = LastModel(state.id, *content["last"])
-        if self.place.index == _LEAD:
-            self.observer.event(content["time_s"], "crash", state.id, "")
-
-    def _return(self) -> None:
-        """Take up the place of an earlier life."""
-        if self._keeper is None or self._life == 0:
-            return
-        (node,) = self.states
-        log.info("node %d is back, life %d, %.1f s into the run", node, self._life, self.clock())
-        if self.place.index == _LEAD:
-            self.observer.event(self.clock(), "back", node, f"life {self._life}")
-        if not self._keeper.folder.complete:
-            self._broadcast("anew", {"node": node, "life": self._life})
-        if node in self._last:
-            last = self._last[node]
-            self._pool.submit(self._publish, node, last.time_s, last.step, last.parameters, None)
-
-    def _begin_save(self, task: Task[Any], op: Save) -> Any:
-        super()._begin_save(task, op)
-        if self._keeper is not None:
-            state: Any = task.state
-            self._keeper.saved(self._content(state), state.inbox.waiting())
-
-    def _begin_receive(self, task: Task[Any], op: Receive) -> Any:
-        """A program without state that waits again is where it would be if it had just been started."""
-        if self._keeper is not None and task.parent is None and not task.children:
-            state: Any = task.state
-            if self._is_stateless(state):
-                content = self._content(state) if self._keeper.wants_records else None
-                self._keeper.saved(content, state.inbox.waiting())
-        return super()._begin_receive(task, op)
-
-    def _content(self, state: Any) -> dict[str, Any]:
-        """What a next life needs; its tables are copies, since they grow while they are written."""
-        last = self._last.get(state.id)
-        report = self._report()
-        rows = report["rows"].items()
-        report["rows"] = {name: list(table) if isinstance(table, list) else table for name, table in rows}
-        return {
-            "saved": state.saved,
-            "time_s": self.clock(),
-            "last": None if last is None else (last.time_s, last.step, last.parameters),
-            "report": report,
-        }
 
     async def _tick(self) -> None:
         every = self.observer.every_s
@@ -329,7 +279,7 @@ class GrpcRuntime(Interpreter):
     def _tell_the_others(self) -> None:
         """Why the run ends here, unless it ended by itself, which the others notice too."""
         if self._leaving:
-            if self._keeper is None:  # it cannot come back
+            if not self._returns:
                 self._broadcast("leaving", {"nodes": self.place.hosted})
         elif self.failure is not None:
             if not isinstance(self.failure, RemoteFailure | LeadLost):
@@ -340,9 +290,9 @@ class GrpcRuntime(Interpreter):
 
     async def _gather_reports(self) -> None:
         """Send this process's records to the lead, or be the lead and wait for the others'."""
-        if self.place.index != _LEAD:
+        if self.place.index != LEAD:
             sent = [self._sent(model) for model in self._last.values()]
-            self._transport.control(_LEAD, "report", json.dumps(self._report()).encode())
+            self._transport.control(LEAD, "report", json.dumps(self._report()).encode())
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(*sent), self._limits.flush_s)
             return
@@ -413,14 +363,6 @@ class GrpcRuntime(Interpreter):
 
     # --- what the other processes say -----------------------------------------------------------------------
 
-    def _arrived(self, receiver: int, message: Message) -> None:
-        if isinstance(message, LastModel):
-            self._models[message.node] = message
-        else:
-            self._guarded(self.deliver, (receiver, message))
-        if self._keeper is not None:
-            self._keeper.arrived()
-
     def _heard_gone(self, node: int) -> None:
         if node in self._gone:
             return
@@ -431,7 +373,7 @@ class GrpcRuntime(Interpreter):
     def _without(self, node: int) -> None:
         self.awaited.discard(node)
         self.peer_gone(node)
-        if self._keeper is not None and self.place.index != _LEAD and self.place.process_of(node) == _LEAD:
+        if self._returns and self.place.index != LEAD and self.place.process_of(node) == LEAD:
             self.failure = self.failure or LeadLost(
                 f"{self.plan.name(node)} leads and has been away for {self._limits.grace_s:g} s; "
                 "the same command goes on from here when it is back"
@@ -460,7 +402,7 @@ class GrpcRuntime(Interpreter):
 
     def _tell_observer(self, kind: str, node: int, time_s: float, detail: str = "") -> None:
         """One process notes what becomes of the others, the one that leads."""
-        if self.place.index == _LEAD:
+        if self.place.index == LEAD:
             self.observer.event(time_s, kind, node, detail)
 
     def _control(self, process: int, kind: str, body: bytes) -> None:
@@ -531,10 +473,10 @@ class GrpcRuntime(Interpreter):
             self.observer.span(sender, "send", began_s, self.clock(), type(transfer.message).__name__)
             self._guarded(self.left, (transfer,))
 
-        number = 0 if self._keeper is None else self._keeper.sent()
+        number = self.sent()
 
         def delivered(error: Exception | None) -> None:
-            self._settled(number)
+            self.settled(number)
             if error is None:
                 self._guarded(self.acknowledged, (transfer,))
             else:
@@ -550,11 +492,6 @@ class GrpcRuntime(Interpreter):
         )
         transfer.flows.append((handle, number))
 
-    def _settled(self, number: int) -> None:
-        """What fails because this process ends has not arrived."""
-        if self._keeper is not None and not self._over.is_set():
-            self._keeper.settled(number)
-
     def _deliver_here(self, transfer: Transfer, receiver: int) -> None:
         if not transfer.cancelled:
             self.deliver(receiver, transfer.message)
@@ -563,7 +500,7 @@ class GrpcRuntime(Interpreter):
     def withdraw_transfer(self, transfer: Transfer) -> None:
         for handle, number in transfer.flows:
             if handle.cancel():
-                self._settled(number)
+                self.settled(number)
 
 
 def _nothing() -> None:

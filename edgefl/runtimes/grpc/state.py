@@ -34,7 +34,8 @@ _LIFE, _STATE, _SKELETON = "life.json", "state.safetensors", "edgefl"
 class StateFolder:
     """The folder, for one life of one process.
 
-    life: 0, then one more each time the folder is opened. began_s: when the run began, by time.time().
+    life: 0, then one more each time the folder is opened. began_s: when the run began, by time.time(); the
+    time for which the whole run was interrupted does not count.
     complete: whether all that was sent to an earlier life since its last save will be sent again.
     """
 
@@ -47,8 +48,9 @@ class StateFolder:
         self._run = {"run_id": run_id, "digest": digest}
         before = self._read_life()
         self.life = 0 if before is None else before["life"] + 1
-        self.began_s = time.time() if before is None else float(before["began_s"])
+        self.began_s = time.time() if before is None else before["began_s"]
         self.complete = before is None or bool(before["complete"])
+        self._given_up = False
         try:
             path.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryFile(dir=path):
@@ -58,7 +60,7 @@ class StateFolder:
 
     def begin(self) -> None:
         """This life has begun: the next one has a higher number."""
-        self._write_life(complete=True)
+        self._write_life()
 
     def load(self, layouts: Mapping[int, Layout]) -> dict[str, Any] | None:
         """What `write` was given last, None when it never was. layouts: of the run's vectors, by digest.
@@ -87,7 +89,12 @@ class StateFolder:
 
     def give_up(self) -> None:
         """Note that a next life cannot be told again what this one was told since its last save."""
-        self._write_life(complete=False)
+        self._given_up = True
+        self._write_life()
+
+    def pause(self, time_s: float) -> None:
+        """The whole run is interrupted here, time_s after it began; it goes on as if no time had passed."""
+        self._write_life(paused_s=time_s)
 
     def clear(self) -> None:
         """The run is over: nothing is to come back to."""
@@ -104,6 +111,8 @@ class StateFolder:
             known = {key: before[key] for key in self._run}
             before["life"] = int(before["life"])
             before["began_s"], before["complete"] = float(before["began_s"]), bool(before["complete"])
+            if before["paused_s"] is not None:
+                before["began_s"] = time.time() - float(before["paused_s"])
         except (OSError, ValueError, KeyError, TypeError) as error:
             accepted = f"its {_LIFE} cannot be read; remove the folder to begin anew ({error!r})"
             raise ConfigError("--state", str(self.path), accepted) from error
@@ -114,8 +123,10 @@ class StateFolder:
             raise ConfigError("--state", str(self.path), accepted)
         return before  # type: ignore[no-any-return]
 
-    def _write_life(self, *, complete: bool) -> None:
-        content = {**self._run, "life": self.life, "began_s": self.began_s, "complete": complete}
+    def _write_life(self, *, paused_s: float | None = None) -> None:
+        complete = not self._given_up
+        own = {"life": self.life, "began_s": self.began_s, "complete": complete, "paused_s": paused_s}
+        content = {**self._run, **own}
         _write_whole(self.path / _LIFE, json.dumps(content).encode())
 
 
@@ -166,7 +177,9 @@ def pack(content: Mapping[str, Any]) -> bytes:
             case Mapping():
                 pairs = [[skeleton(k, where), skeleton(v, f"{where}.{k}")] for k, v in value.items()]
                 return {"dict": pairs}
-        raise RunError(f"{where} is a {type(value).__name__}: with --state a program saves plain values only")
+        raise RunError(
+            f"{where} is of type {type(value).__name__}: with --state a program saves plain values only"
+        )
 
     text = json.dumps(skeleton(content, "saved"))
     packed: bytes = save(tensors, {_SKELETON: text})

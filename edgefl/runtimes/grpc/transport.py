@@ -34,6 +34,8 @@ from edgefl.runtimes.grpc.peer import Identity, Peer
 from edgefl.runtimes.grpc.stats import Stats
 
 log = logging.getLogger("edgefl.grpc")
+_LONGEST_SILENCE_S = 60.0
+"""Whom it waits for is said at least this often."""
 
 
 class Handle:
@@ -224,11 +226,10 @@ class Transport:
         await asyncio.gather(*map(self._flush, peers))
         for peer in peers:
             peer.left = True
-        if farewell:
-            connections = [peer.connection for peer in peers if peer.connection is not None]
-            for connection in connections:
-                connection.close()
-            await asyncio.gather(*(connection.ended.wait() for connection in connections))
+        connections = [peer.connection for peer in peers if peer.connection is not None]
+        for connection in connections:
+            connection.close(farewell=farewell)
+        await asyncio.gather(*(connection.ended.wait() for connection in connections))
         for dialer in self._dialers:
             dialer.cancel()
         await asyncio.gather(*self._dialers, return_exceptions=True)
@@ -301,7 +302,8 @@ class Transport:
     async def _all_connected(self) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self._limits.connect_timeout_s
-        say_at = loop.time() + self._limits.waiting_log_s
+        pause_s = self._limits.waiting_log_s
+        say_at = loop.time() + pause_s
         while missing := [peer for peer in self._peers.values() if peer.life < 0]:
             whom = "; ".join(p.title + (f": {p.problem}" if p.problem else "") for p in missing)
             if self._refusal is not None:
@@ -311,7 +313,8 @@ class Transport:
                 raise RunError(f"no connection within {self._limits.connect_timeout_s:.3g} s to {whom}")
             if now >= say_at:
                 log.warning("waiting for %s, for another %.0f s", whom, deadline - now)
-                say_at = now + self._limits.waiting_log_s
+                pause_s = min(2 * pause_s, _LONGEST_SILENCE_S)
+                say_at = now + pause_s
             self._changed.clear()
             try:
                 async with asyncio.timeout(min(say_at, deadline) - now):
@@ -376,7 +379,7 @@ class Transport:
             await self._run(peer, connection)
         except grpc.aio.AioRpcError as error:
             self._note_refusal(peer, ProtocolError(f"{peer.title}: {error.details()}", error.code().name))
-            return f"{error.code().name}: {error.details()}"
+            return f"{error.code().name}: {_brief(error)}"
         except ProtocolError as error:
             self._note_refusal(peer, ProtocolError(f"{peer.title}: {error}", error.code))
             return f"{error.code}: {error}"
@@ -426,6 +429,13 @@ class Transport:
 def _soon(callback: Callable[..., None], *arguments: object) -> None:
     """Call from the loop, so that an error in it is the loop's to report and breaks no connection."""
     asyncio.get_running_loop().call_soon(callback, *arguments)
+
+
+def _brief(error: grpc.aio.AioRpcError) -> str:
+    """What went wrong; of a connection that fails, without gRPC's list of the addresses it tried."""
+    details = error.details() or ""
+    unavailable = error.code() is grpc.StatusCode.UNAVAILABLE
+    return details.rsplit(": ", 1)[-1] if unavailable else details
 
 
 def _ignore(*_: object) -> None:
