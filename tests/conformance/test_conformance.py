@@ -60,6 +60,7 @@ SYNCHRONOUS = [
     "scaffold",
     "bsp",
     "hierarchical-fedavg",
+    "choco-sgd",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
 ASYNCHRONOUS += ["fedbuff", "ssp"]

@@ -47,6 +47,7 @@ METHODS = [
     "fedasync top-k",
     "ssp top-k",
     "fedavg poisoned",
+    "choco-sgd top-k",
 ]
 CONFIGS = {
     "fedprox": {"budget_s": 0.001, "over_selection": 0.5, "client_fraction": 0.5},
