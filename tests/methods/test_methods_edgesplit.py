@@ -234,3 +234,17 @@ def test_personal_fronts_know_their_own_digits_and_averaged_ones_all_of_them(see
     (all_personal, own_personal), (all_averaged, own_averaged) = found["hsfl"], found["hsfl-layerwise"]
     assert own_personal >= own_averaged
     assert all_averaged >= all_personal + 0.2
+
+
+@pytest.mark.parametrize(
+    "method",
+    ["split-learning", "split-learning-u", "splitfed-v1", "splitfed-v2", "parallel-split", *LAYERWISE],
+)
+@pytest.mark.parametrize("share", [0.3, 0.8])
+def test_a_server_that_returns_ends_as_if_undisturbed(method, share):
+    undisturbed = run(unequal_plan(method))
+    whole = undisturbed.time_s
+    faults = FaultPlan(crashes=(Crash(0, whole * share, down_s=whole / 10),), detect_s=whole / 50)
+    found = run(unequal_plan(method, faults=faults))
+    assert found.status == "finished" and found.time_s > whole
+    assert near(found.results[0], undisturbed.results[0])
