@@ -81,7 +81,7 @@ def build(experiment: Experiment) -> Built:
     if method.prepare is not None:
         method.prepare(plan)
     execution = experiment.execution
-    executor = make_executor(execution.executor, learner, execution.group)
+    executor = make_executor(execution.executor, learner, execution.group, execution.workers)
     return Built(experiment, plan, executor, dataset, parts, metric)
 
 

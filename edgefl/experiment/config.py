@@ -83,7 +83,7 @@ class Experiment(Table):
             network = network.model_copy(update={"link_model": model})
         if execution.executor == "auto":
             dense = self.model.name in _DENSE and self.data.name != "text"
-            execution = execution.model_copy(update={"executor": "batched" if dense else "inline"})
+            execution = execution.model_copy(update={"executor": "batched" if dense else "parallel"})
         if execution.executor == "batched" and execution.group is None:
             execution = execution.model_copy(update={"group": DEFAULT_GROUP})
         return self.model_copy(update={"network": network, "execution": execution})

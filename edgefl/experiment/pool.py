@@ -22,7 +22,7 @@ Event = tuple["Worker", dict[str, Any] | None]
 
 
 class Worker:
-    """One process of `edgefl.experiment.worker`, with one torch thread.
+    """One process of `edgefl.experiment.worker`, with one torch thread and one worker.
 
     task: the label of what it carries out now. log: the file that takes its standard error.
     """
@@ -37,7 +37,7 @@ class Worker:
                 stdout=subprocess.PIPE,
                 stderr=errors,
                 encoding="utf-8",
-                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"},
+                env={**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "EDGEFL_WORKERS": "1"},
                 start_new_session=True,  # Ctrl-C reaches the batch alone, which interrupts each worker once
             )
         threading.Thread(target=self._read, args=(events,), daemon=True).start()

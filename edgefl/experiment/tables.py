@@ -292,10 +292,13 @@ class Stop(Table):
 class Execution(Table):
     """The [execution] table: how the work is carried out here."""
 
-    executor: Literal["auto", "inline", "batched"] = "auto"
-    """inline: item after item; batched: many nodes' steps of a dense model as one; auto: the faster."""
+    executor: Literal["auto", "inline", "batched", "parallel"] = "auto"
+    """inline: item after item; batched: many nodes' steps of a dense model as one; parallel: items side by
+    side; auto: the fastest."""
     group: Annotated[int, Field(ge=1)] | None = None
     """batched: most items in one step."""
+    workers: Annotated[int, Field(ge=1)] | None = None
+    """batched, parallel: threads; as many as there are cores where not given. No result depends on it."""
     device: Literal["cpu", "cuda"] = "cpu"
     checkpoint_s: Positive | None = None
     """Virtual: wall-clock seconds between checkpoints, from which --resume goes on; without them it repeats

@@ -113,6 +113,14 @@ class Learner:
         self._scratch: dict[Model, Scratch] = {}
         self.tapes = Tapes(lambda stage: Scratch(stage, self.device))
 
+    def twin(self) -> Learner:
+        """Another learner of the same, with its scratch memory made: for another thread."""
+        twin = Learner(
+            self.model, self.train, total_rounds=self.optimizer.schedule_rounds, device=self.device
+        )
+        twin.scratch(self.model)
+        return twin
+
     def scratch(self, model: Model) -> Scratch:
         """The scratch of the model or of one of its stages, made when first needed."""
         scratch = self._scratch.get(model)

@@ -186,11 +186,11 @@ def test_auto_decides_by_the_kind_of_model() -> None:
     for name, kind in (
         ("linear", "batched"),
         ("mlp", "batched"),
-        ("cnn", "inline"),
-        ("transformer", "inline"),
+        ("cnn", "parallel"),
+        ("transformer", "parallel"),
     ):
         learner = Learner(named_model(name)[0], TrainConfig())
-        assert make_executor("auto", learner).describe()["executor"] == kind
+        assert make_executor("auto", learner, workers=2).describe()["executor"] == kind
     learner = Learner(named_model("mlp")[0], TrainConfig())
     assert make_executor("batched", learner, 7).describe() == {"executor": "batched", "group": 7}
     assert make_executor("inline", learner).describe() == {"executor": "inline"}

@@ -51,6 +51,8 @@ def drawn_faults(method, seed):
 class Idle:
     """An executor that trains nothing: what is at stake here is who waits for whom."""
 
+    num_workers = 0
+
     def run(self, works):
         return [_untrained(work) for work in works]
 

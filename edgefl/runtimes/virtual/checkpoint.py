@@ -50,6 +50,7 @@ def take_checkpoint(runtime: VirtualRuntime, observer: dict[str, Any]) -> bytes:
 
     Raises pickle.PicklingError (or TypeError) for a program that holds what cannot be stored.
     """
+    runtime.finish_work()
     out = io.BytesIO()
     pickler = _Pickler(out, _references(runtime))
     kept = {name: getattr(runtime, name) for name in _KEPT}

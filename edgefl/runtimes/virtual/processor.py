@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
+from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -13,11 +14,13 @@ from edgefl.keyed import generator
 from edgefl.learning.cost import duration_s
 from edgefl.learning.executors import Executor
 from edgefl.learning.learner import Learner
-from edgefl.learning.work import Call, Work
+from edgefl.learning.work import Call, Evaluate, Gradient, LocalSGD, Work
 from edgefl.nodes.handles import Task
 from edgefl.nodes.plan import NodeSpec
 
 _BLOCK = 256
+BEGIN_AT_ONCE = (LocalSGD, Gradient, Evaluate)
+"""Work that depends on nothing but its values, and may be done before its time."""
 
 
 class Jitter:
@@ -61,34 +64,62 @@ class Item:
 class Workshop:
     """Carries out the fleet's work. An item waits until its result is due in virtual time, and is then
     carried out in one step with all items of its batch key that are under way at that moment. Which
-    items those are depends on virtual events only.
+    items those are depends on virtual events only. Where the executor has workers, items without a batch
+    key begin at once, and the clock goes on until a result that is not there yet is due.
     """
 
     def __init__(self, executor: Executor | None) -> None:
         self._executor = executor
         self._pending: dict[Hashable, dict[Item, None]] = {}
+        self._begun: dict[Item, Future[object]] = {}
+        """What workers are at."""
         self.batches = self.items = 0
 
     def admit(self, item: Item) -> None:
-        if isinstance(item.work, Call) or self._executor is None:
+        executor = self._executor
+        if isinstance(item.work, Call) or executor is None:
             return
-        item.key = self._executor.group_key(item.work)
+        item.key = executor.group_key(item.work)
         if item.key is not None:
             self._pending.setdefault(item.key, {})[item] = None
+        elif executor.num_workers and type(item.work) in BEGIN_AT_ONCE:
+            (self._begun[item],) = executor.start([item.work])
+            self._count(1)
 
     def withdraw(self, item: Item) -> None:
+        begun = self._begun.pop(item, None)
+        if begun is not None:
+            begun.cancel()
         if item.key is not None:
             self._pending.get(item.key, {}).pop(item, None)
 
     def result(self, item: Item) -> object:
         """The item's result, or the exception that it raised."""
-        if not item.carried_out:
-            batch = [item] if item.key is None else list(self._pending.pop(item.key))
-            self.batches += 1
-            self.items += len(batch)
-            for one, result in zip(batch, self._carry_out([one.work for one in batch]), strict=True):
-                one.result, one.carried_out = result, True
+        if not item.carried_out and item not in self._begun:
+            self._carry_out_all([item] if item.key is None else list(self._pending.pop(item.key)))
+        begun = self._begun.pop(item, None)
+        if begun is not None:
+            item.result, item.carried_out = begun.result(), True
         return item.result
+
+    def finish(self) -> None:
+        """Wait for all that workers are at: afterwards items hold their results."""
+        for item, future in self._begun.items():
+            item.result, item.carried_out = future.result(), True
+        self._begun.clear()
+
+    def _count(self, items: int) -> None:
+        self.batches += 1
+        self.items += items
+
+    def _carry_out_all(self, batch: list[Item]) -> None:
+        self._count(len(batch))
+        works = [item.work for item in batch]
+        if self._executor is not None and self._executor.num_workers:
+            self._begun.update(zip(batch, self._executor.start(works), strict=True))
+            return
+        for item, result in zip(batch, self._carry_out(works), strict=True):
+            item.result, item.carried_out = result, True
 
     def _carry_out(self, works: list[Work]) -> list[object]:
         if self._executor is not None:

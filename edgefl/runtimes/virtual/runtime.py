@@ -177,6 +177,10 @@ class VirtualRuntime(Interpreter):
     def withdraw_compute(self, task: Task[Any]) -> None:
         task.state.processor.withdraw(task, self._time_s)
 
+    def finish_work(self) -> None:
+        """Wait for what has been begun before its time, so that all there is can be stored."""
+        self._workshop.finish()
+
     def _computed(self, item: Item) -> None:
         node = item.processor.node
         self.observer.span(node, "compute", item.start_s, self._time_s, type(item.work).__name__)

@@ -1,0 +1,66 @@
+"""Work that is begun before its time: the clock goes on, and nothing that a program sees changes."""
+
+import threading
+
+import pytest
+from small import small_plan
+from toy import Watcher
+
+from edgefl.learning.executors import Inline, Parallel
+from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.runtimes.virtual import VirtualRuntime
+from edgefl.runtimes.virtual.checkpoint import take_checkpoint
+
+CNN = {"name": "cnn", "channels": (2, 2), "hidden": 4}
+
+
+def run_with(executor, faults: FaultPlan):
+    plan = small_plan("fedavg", 4, rounds=2, model=CNN, faults=faults)
+    watcher = Watcher()
+    runtime = VirtualRuntime(plan, watcher, executor(plan.learner))
+    outcome = runtime.run()
+    models = [(node, t, step, v.values.numpy().tobytes()) for node, t, step, v in watcher.models]
+    return models, watcher.spans, outcome.time_s, runtime
+
+
+@pytest.mark.parametrize("faults", [FaultPlan(), FaultPlan((Crash(2, 0.02, 0.5),), detect_s=0.1)])
+def test_the_same_models_at_the_same_times(faults):
+    *expected, inline = run_with(Inline, faults)
+    *found, parallel = run_with(lambda learner: Parallel(learner, 2), faults)
+    assert found == expected
+    assert parallel._workshop.items == parallel._workshop.batches >= 8
+    assert not parallel._workshop._begun and not inline._workshop._begun
+
+
+def test_work_begins_while_the_clock_goes_on():
+    """All four clients are under way before the first result is due."""
+    plan = small_plan("fedavg", 4, rounds=1, model=CNN)
+    meet = threading.Barrier(4, timeout=30)
+
+    class Meeting(Parallel):
+        def start(self, works):
+            meeting = [self._workers.submit(lambda _: meet.wait()) for _ in works]
+            for future in meeting:
+                future.add_done_callback(lambda done: done.exception())
+            return super().start(works)
+
+    VirtualRuntime(plan, Watcher(), Meeting(plan.learner, 4)).run()
+    assert not meet.broken
+
+
+def test_a_checkpoint_waits_for_what_has_been_begun():
+    plan = small_plan("fedavg", 4, rounds=2, model=CNN)
+    seen = []
+
+    class Keeper:
+        def due(self):
+            return bool(runtime._workshop._begun) and not seen
+
+        def write(self, runtime):
+            seen.append(len(runtime._workshop._begun))
+            take_checkpoint(runtime, {})
+            assert not runtime._workshop._begun
+
+    runtime = VirtualRuntime(plan, Watcher(), Parallel(plan.learner, 2), Keeper())
+    runtime.run()
+    assert seen and seen[0] > 0
