@@ -132,8 +132,7 @@ class Streams:
         # Where a batch is short its own first example fills it up, at weight 0.
         index, self._sizes = np.zeros((*shape, batch_size), np.int64), np.zeros(shape, np.int64)
         for g, (data, steps) in enumerate(nodes):
-            for s, step in enumerate(steps):
-                rows = data.batch_indices(step, batch_size)
+            for s, rows in enumerate(data.batches(steps, batch_size)):
                 size = len(rows)
                 index[s, g, :size] = rows
                 if size < batch_size:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -82,7 +83,7 @@ class LocalSGD(Work):
     correction: Vector | None = None
     part: range | None = None
 
-    @property
+    @cached_property
     def steps(self) -> range:
         """The steps of the data's stream that this item covers."""
         n = self.workload.num_steps(len(self.data))

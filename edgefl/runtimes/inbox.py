@@ -17,7 +17,10 @@ def matches(pattern: Receive, message: Message) -> bool:
         return False
     if not pattern.fields or isinstance(message, Gone | Back):
         return True
-    return all(getattr(message, name, None) == value for name, value in pattern.fields.items())
+    for name, value in pattern.fields.items():  # noqa: SIM110 (all() over a generator is twice as slow)
+        if getattr(message, name, None) != value:
+            return False
+    return True
 
 
 def is_stale(pattern: Receive, message: Message) -> bool:

@@ -510,7 +510,7 @@ class Interpreter:
         state = self.states[node]
         if not state.alive:
             return
-        if state.inbox.repeated(message):
+        if message.once_by is not None and state.inbox.repeated(message):
             self.dropped["repeated"] += 1
             return
         for task, receives in state.waiting.items():

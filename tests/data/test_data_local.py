@@ -51,8 +51,23 @@ def test_without_data_there_is_no_batch():
 
 
 def test_a_node_keeps_one_order_only():
-    data = share(range(20))
+    data = share(range(400))
     kept = data.epoch(3)
     assert data.epoch(3) is kept
     data.epoch(4)
     assert data.epoch(3) is not kept and data.epoch(3).tolist() == kept.tolist()
+
+
+def test_small_nodes_draw_orders_in_blocks_that_do_not_depend_on_when_they_are_asked_for():
+    data, again = share(range(20)), share(range(20))
+    orders = [data.epoch(e).tolist() for e in range(40)]
+    assert [again.epoch(e).tolist() for e in reversed(range(40))] == orders[::-1]
+    assert len({tuple(order) for order in orders}) == 40
+    assert all(sorted(order) == list(range(20)) for order in orders)
+
+
+def test_consecutive_batches_are_those_given_one_by_one():
+    data = share(range(11))
+    one_by_one = [data.batch_indices(step, 4).tolist() for step in range(2, 12)]
+    assert [rows.tolist() for rows in data.batches(range(2, 12), 4)] == one_by_one
+    assert [len(rows) for rows in data.batches(range(3), 4)] == [4, 4, 3]
