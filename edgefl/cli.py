@@ -125,6 +125,12 @@ def run(
     seed: Annotated[int | None, typer.Option(help="A seed in place of the file's.")] = None,
     smoke: Smoke = False,
     resume: Annotated[Path | None, typer.Option(metavar="DIR", help="Go on with an interrupted run.")] = None,
+    executor: Annotated[
+        str | None, typer.Option(help="How work is carried out, in place of the file's execution.executor.")
+    ] = None,
+    profile_run: Annotated[
+        bool, typer.Option("--profile-run", help="virtual: say where the testbed's own time went.")
+    ] = False,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -135,20 +141,28 @@ def run(
 
     view = None if _silent(as_json, quiet) else RunView(_errors())
     if resume is not None:
-        if file is not None or settings or method or out or smoke or seed is not None:
+        if file is not None or settings or method or out or smoke or executor or seed is not None:
             raise ConfigError("--resume", str(resume), "alone: a run goes on as its folder says")
         result = runner.resume(resume, progress=view)
     elif file is None:
         raise ConfigError("FILE", None, "an experiment file, or --resume DIR")
     else:
+        settings = settings if executor is None else [*settings, f"execution.executor={executor}"]
         experiment = load_experiment(file, settings, smoke=smoke, seed=seed, method=method)
+        if profile_run and runtime != "virtual":
+            raise ConfigError("--profile-run", True, "it goes with --runtime virtual")
         result = runner.run_experiment(
-            experiment, runtime=runtime, out=out, progress=view, processes=processes
+            experiment, runtime=runtime, out=out, progress=view, processes=processes, profiled=profile_run
         )
     if as_json:
         _emit(result.summary)
         return
     _show(run_table(result.summary))
+    if profile_run and resume is None:
+        from edgefl.experiment import profile
+
+        text = (result.folder / profile.FILE).read_text(encoding="utf-8")
+        typer.echo(profile.in_words(json.loads(text)))
     typer.echo(f"report: {result.folder / 'report.html'}")
 
 

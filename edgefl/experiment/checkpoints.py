@@ -6,6 +6,7 @@ runs are repeated from their seed sooner than they would be written.
 
 from __future__ import annotations
 
+import json
 import logging
 import pickle
 import time
@@ -13,6 +14,8 @@ import time
 from edgefl.experiment.build import Built
 from edgefl.experiment.folder import RunFolder
 from edgefl.experiment.observer import RunObserver
+from edgefl.experiment.profile import FILE as PROFILE_FILE
+from edgefl.experiment.profile import RunProfile
 from edgefl.runtimes.outcome import Outcome
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import restore_checkpoint, take_checkpoint
@@ -43,14 +46,20 @@ class Checkpoints:
         self._latest = time.monotonic()
 
 
-def run_virtual(folder: RunFolder, built: Built, observer: RunObserver) -> Outcome:
-    """Run in virtual time, from the folder's checkpoint where it has one, else from the start."""
+def run_virtual(folder: RunFolder, built: Built, observer: RunObserver, *, profiled: bool = False) -> Outcome:
+    """Run in virtual time, from the folder's checkpoint where it has one, else from the start.
+
+    profiled: leave a profile of where the wall time went in the folder.
+    """
     every_s = built.experiment.execution.checkpoint_s
     checkpoints = None if every_s is None else Checkpoints(folder, observer, every_s)
     runtime = VirtualRuntime(built.plan, observer, built.executor, checkpoints)
     kept = folder.path / FILE
     if checkpoints is not None and kept.exists():
         observer.restore(restore_checkpoint(runtime, kept.read_bytes()))
+    profile = RunProfile(runtime, observer) if profiled else None
     outcome = runtime.run()
+    if profile is not None:
+        folder.write_text(PROFILE_FILE, json.dumps(profile.result(), indent=2) + "\n")
     kept.unlink(missing_ok=True)
     return outcome

@@ -13,6 +13,7 @@ events.csv       time_s, kind, node, detail
 partition.csv    node, class, count: training examples (class -1: data without classes)
 model.safetensors  the final model: the server's, or the mean of the nodes'
 report.html, trace.json  made from the files above
+profile.json     where the wall time went, of a virtual run that was asked to say so
 checkpoint       where a virtual run goes on, while it has not ended
 fleet.toml, node-ID.log  of a run in several processes: who is where, and what each said
 

@@ -56,11 +56,12 @@ def run_experiment(
     progress: Progress | None = None,
     processes: bool = False,
     keep_events: bool = True,
+    profiled: bool = False,
 ) -> RunResult:
     """Run an experiment and write its folder, runs/DATE-NAME-METHOD-SEED unless `out` names one.
 
     processes: with the local runtime, a process for each node. keep_events: whether spans and events
-    are kept, which the timeline needs.
+    are kept, which the timeline needs. profiled: leave a profile of the testbed's own time (virtual only).
     Raises ConfigError before anything is written; RunError when the run fails, after its folder says so.
     """
     if runtime not in RUNTIMES:
@@ -76,7 +77,8 @@ def run_experiment(
         folder = RunFolder.create(Path(out), text, record)
     else:
         folder = RunFolder.create_in(RUNS, _folder_name(built.experiment), text, record)
-    return _run_in(folder, built, record, progress, keep_events, _execute(folder, built, runtime, processes))
+    execute = _execute(folder, built, runtime, processes, profiled)
+    return _run_in(folder, built, record, progress, keep_events, execute)
 
 
 def lead(
@@ -126,7 +128,7 @@ def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool 
     built = build(load_experiment(run_folder.path / "experiment.toml"))
     record |= {"status": "running", "reason": None, "error": None, "ended": None, "versions": versions()}
     run_folder.write_record(record)
-    execute = _execute(run_folder, built, "virtual", False)
+    execute = _execute(run_folder, built, "virtual", False, False)
     return _run_in(run_folder, built, record, progress, keep_events, execute)
 
 
@@ -195,10 +197,10 @@ def _run_in(
     return RunResult(folder.path, summary)
 
 
-def _execute(folder: RunFolder, built: Built, runtime: str, processes: bool) -> Execute:
+def _execute(folder: RunFolder, built: Built, runtime: str, processes: bool, profiled: bool) -> Execute:
     """What hands the plan to a runtime."""
     if runtime == "virtual":
-        return lambda observer: run_virtual(folder, built, observer)
+        return lambda observer: run_virtual(folder, built, observer, profiled=profiled)
     from edgefl.experiment import local  # gRPC is loaded where it is used
 
     run = local.run_processes if processes else local.run_here

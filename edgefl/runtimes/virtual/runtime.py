@@ -55,7 +55,7 @@ class VirtualRuntime(Interpreter):
         self._last: list[Callable[..., None]] = []
         self._sequence = 0
         self.num_events = 0
-        self._links = make_links(plan.network, self, self._left)
+        self._links = make_links(plan.network, self, self._has_left)
         self._may_overtake = plan.network.link_model == "fifo" or any(a.jitter for a in plan.network.access)
         self._queued: dict[tuple[int, int, type], list[Flow]] = {}
         self._leaving: list[dict[Flow, None]] = [{} for _ in plan.nodes]
@@ -181,10 +181,13 @@ class VirtualRuntime(Interpreter):
         """Wait for what has been begun before its time, so that all there is can be stored."""
         self._workshop.finish()
 
+    def _result_of(self, item: Item) -> object:
+        return self._workshop.result(item)
+
     def _computed(self, item: Item) -> None:
         node = item.processor.node
         self.observer.span(node, "compute", item.start_s, self._time_s, type(item.work).__name__)
-        result = self._workshop.result(item)
+        result = self._result_of(item)
         if isinstance(result, Exception):
             self.wake_error(item.task, item.token, result)
         else:
@@ -272,6 +275,9 @@ class VirtualRuntime(Interpreter):
             self._links.start(queue.pop(0))
         else:
             del self._queued[key]
+
+    def _has_left(self, flow: Flow, hold_s: float) -> None:
+        self._left(flow, hold_s)
 
     def _left(self, flow: Flow, hold_s: float) -> None:
         """The last byte of a flow has left its sender."""
