@@ -32,8 +32,9 @@ class LocalData:
     """The examples of one node: `indices` into a data set's training part.
 
     Mini-batches come from reshuffled epochs: each epoch is a permutation keyed by (seed, node, epoch),
-    cut into batches of `batch_size`, the last one smaller. Small nodes draw a block of epochs at once. Step k of the endless stream of batches is
-    the same whenever, wherever and in whatever order it is asked for.
+    cut into batches of `batch_size`, the last one smaller. Small nodes draw a block of epochs at once.
+    Step k of the endless stream of batches is the same whenever, wherever and in whatever order it is asked
+    for.
     """
 
     dataset: Dataset
