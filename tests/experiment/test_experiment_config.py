@@ -159,7 +159,7 @@ crashes = [{ node = 1, at_s = 2.5, down_s = 1 }]
     assert again.method.config == experiment.method.config
     assert (again.execution.executor, again.execution.group, again.network.link_model) == (
         "batched",
-        64,
+        32,
         "fair",
     )
     assert build(again).plan.network.access[4].up_bytes_per_s == 125_000
