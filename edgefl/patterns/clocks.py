@@ -14,18 +14,27 @@ class Clocks:
     """Who has completed how many clocks, and what their changes sum to.
 
     low: the minimum. x: the start and all changes, or with complete reads those of clocks below `low`, and
-    `ahead` the others. waiting: who is to be given the model, and since when.
+    `ahead` the others. turns: how often each has been given the model; counted: the turn of its last change
+    that counted. waiting: who is to be given the model, and since when.
     """
 
     def __init__(self, node: Node, reads: Reads) -> None:
         clients = node.fleet.ids("client")
-        zero = {"low": 0, "done": dict.fromkeys(clients, 0), "ahead": {}, "counted": {}, "life": -1}
+        zero = {
+            "low": 0,
+            "done": dict.fromkeys(clients, 0),
+            "ahead": {},
+            "turns": {},
+            "counted": {},
+            "life": -1,
+        }
         saved = node.saved or {"x": node.model.init(), **zero}
         self._node, self._reads = node, reads
         self.x: Vector = saved["x"]
         self.low: int = saved["low"]
         self.done: dict[int, int] = dict(saved["done"])
         self.ahead: dict[int, dict[int, Vector]] = {c: dict(by) for c, by in saved["ahead"].items()}
+        self.turns: dict[int, int] = dict(saved["turns"])
         self.counted: dict[int, int] = dict(saved["counted"])
         if saved["life"] == node.life:
             self.active, self.waiting = set(saved["active"]), dict(saved["waiting"])
@@ -43,10 +52,16 @@ class Clocks:
         self.active.add(k)
         self.done[k], self.waiting[k] = self.low, self._node.now()
 
+    def begin(self, k: int) -> float:
+        """Client k is given the model. Returns how long it has waited for it, s."""
+        self.turns[k] = self.turns.get(k, -1) + 1
+        since_s: float = self.waiting.pop(k)
+        return self._node.now() - since_s
+
     def push(self, k: int, change: Vector | None) -> None:
         """Client k has completed a clock; change: None where it was refused."""
         if change is not None:
-            self.counted[k] = self.done[k]
+            self.counted[k] = self.turns[k]
             if self._reads == "newest":
                 self.x = self.x + change
             else:
@@ -79,6 +94,7 @@ class Clocks:
             "low": self.low,
             "done": dict(self.done),
             "ahead": {c: dict(by) for c, by in self.ahead.items()},
+            "turns": dict(self.turns),
             "counted": dict(self.counted),
             "active": tuple(sorted(self.active)),
             "waiting": dict(self.waiting),

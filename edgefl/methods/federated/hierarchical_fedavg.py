@@ -114,27 +114,32 @@ def _of_edge(intake: Intake, w: Vector, r: EdgeReport) -> Vector | None:
 
 
 async def edge(node: Node) -> None:
-    kappa2 = node.config.edge_rounds
+    last: tuple[int, Vector, int, float] | None = (node.saved or {}).get("last")
     intake = Intake(node, node.config.max_update_norm)
     while True:
         m = await node.receive(CloudModel)
-        w, num_examples, losses = m.parameters, 0, 0.0
-        for j in range(kappa2):
-            t = m.round * kappa2 + j
-            mine = [k for k in m.clients if node.fleet.alive(k)]
-            if not mine:
-                break
-            S_t, mean = Round(node, t, mine, intake), WeightedMean(w.layout)
-            node.send(S_t.cohort, EdgeModel(t, w, j == 0))
-            losses = 0.0
-            async for r, y in S_t.reports(LocalModel, partial(intake.report, w)):
-                mean.add(y, r.num_examples)
-                losses += r.loss
-            if S_t.counts:
-                w, num_examples = mean.value(otherwise=w), int(mean.weight)
-                losses /= mean.count
-        node.send(m.sender, EdgeReport(m.round, w, num_examples, kappa2, losses))
-        await node.save()  # nothing: it begins anew with each cloud round
+        if last is None or last[0] != m.round:  # a cloud that lost its last round asks for it again
+            last = await _cloud_round(node, m, intake)
+        node.send(m.sender, EdgeReport(*last[:3], node.config.edge_rounds, last[3]))
+        await node.save(last=last)
+
+
+async def _cloud_round(node: Node, m: CloudModel, intake: Intake) -> tuple[int, Vector, int, float]:
+    """An edge's rounds within a cloud round: its number, the model, the examples behind it, the last loss."""
+    w, num_examples, loss = m.parameters, 0, 0.0
+    for j in range(node.config.edge_rounds):
+        mine = [k for k in m.clients if node.fleet.alive(k)]
+        if not mine:
+            break
+        S_t = Round(node, m.round * node.config.edge_rounds + j, mine, intake)
+        node.send(S_t.cohort, EdgeModel(S_t.t, w, j == 0))
+        mean, losses = WeightedMean(w.layout), 0.0
+        async for r, y in S_t.reports(LocalModel, partial(intake.report, w)):
+            mean.add(y, r.num_examples)
+            losses += r.loss
+        if S_t.counts:
+            w, num_examples, loss = mean.value(otherwise=w), int(mean.weight), losses / mean.count
+    return m.round, w, num_examples, loss
 
 
 async def client(node: Node) -> None:

@@ -46,21 +46,23 @@ class SSPConfig(ClockConfig):
 
 @dataclass(frozen=True)
 class View(Message):
-    """clock: the one that the receiver is to do; counted: its last whose change counted."""
+    """clock: the one that the receiver is to do; turn: how often it has been given a model; counted: the turn
+    of its last change that counted."""
 
     newest_by = ("sender",)
     clock: int
     parameters: Vector
+    turn: int
     counted: int
 
 
 @dataclass(frozen=True)
 class Push(Message):
-    """u: what clock `clock` changed."""
+    """u: what a clock changed; given, turn: the server's life and the turn in which it gave the model."""
 
-    once_by = ("sender", "life", "given", "clock")
+    once_by = ("sender", "life", "given", "turn")
     given: int
-    clock: int
+    turn: int
     change: Sent
     loss: float
 
@@ -72,16 +74,15 @@ async def serve(node: Node, *, s: int, reads: Reads) -> Vector:
     intake = Intake(node, node.config.max_update_norm)
     while stop is None or clocks.low < stop:
         for k in [k for k in clocks.waiting if clocks.done[k] - clocks.low <= s and clocks.done[k] != stop]:
-            ahead, blocked_s = clocks.done[k] - clocks.low, node.now() - clocks.waiting.pop(k)
-            node.record(ahead=ahead, blocked_s=blocked_s)
-            node.send(k, View(clocks.done[k], clocks.view(k), clocks.counted.get(k, -1)))
+            node.record(ahead=clocks.done[k] - clocks.low, blocked_s=clocks.begin(k))
+            node.send(k, View(clocks.done[k], clocks.view(k), clocks.turns[k], clocks.counted.get(k, -1)))
         m: Push | Gone | Back = await node.receive(Push, Gone, Back)
         k = m.sender
         if isinstance(m, Gone):
             clocks.leave(k)
         elif isinstance(m, Back):
             clocks.enter(k)
-        elif m.given == node.life and m.clock == clocks.done[k] and k in clocks.active:
+        elif m.given == node.life and m.turn == clocks.turns[k] and k in clocks.active:
             u = intake.change(k, m.change, clocks.x.layout)
             clocks.push(k, None if u is None else u * share)
             node.record(completed_ahead=clocks.done[k] - clocks.low, train_loss=m.loss)
@@ -106,9 +107,9 @@ async def client(node: Node) -> None:
         m = await node.receive(View)
         uplink.settle(m.counted)
         r: Trained = await node.compute(LocalSGD(m.parameters, node.data, m.clock, node.workload))
-        u = uplink.change(r.parameters - m.parameters, tag=m.clock)
+        u = uplink.change(r.parameters - m.parameters, tag=m.turn)
         await uplink.save()
-        node.send(m.sender, Push(m.life, m.clock, u, r.loss))
+        node.send(m.sender, Push(m.life, m.turn, u, r.loss))
 
 
 METHOD = Method(
