@@ -17,7 +17,7 @@ run: $(VENV)/.installed-data,report  ## compare four methods on the quickstart e
 	$(BIN)/edgefl compare experiments/quickstart.toml --methods $(METHODS)
 
 test: $(VENV)/.installed-test  ## run the tests, but for slow ones and those that need containers
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto
 
 test-slow: $(VENV)/.installed-test  ## run the slow tests
 	$(BIN)/python -m pytest -m slow

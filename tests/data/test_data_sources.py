@@ -99,6 +99,7 @@ def test_fashion_from_debians_package(tmp_path, monkeypatch):
         (gzip.compress(idx(np.zeros(30)))[:-9], "readable .gz"),
         (b"no gzip", "readable .gz"),
     ],
+    ids=["kind", "empty", "short", "labels", "pictures", "cut off", "no gzip"],
 )
 def test_broken_fashion_files_are_refused(tmp_path, raw, said):
     (fashion_files(tmp_path) / "train-labels-idx1-ubyte.gz").write_bytes(raw)

@@ -54,7 +54,7 @@ class Plain(Message):
 class Bounded(Message):
     values: Tensor
     names: tuple[int, ...] = ()
-    max_size = {"values": 8, "names": 3}  # noqa: RUF012
+    max_size = {"values": 8, "names": 3}
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ class Word(Message):
 @dataclass(frozen=True)
 class Blob(Message):
     data: bytes
-    max_size = {"data": 1 << 30}  # noqa: RUF012
+    max_size = {"data": 1 << 30}
 
 
 @dataclass(frozen=True)
