@@ -17,6 +17,14 @@ from edgefl.parameters import Vector
 from edgefl.parameters.packing import pack, unpack
 
 
+class CalledOff(PeerGone):
+    """An operation was called off by `message`."""
+
+    def __init__(self, message: Message) -> None:
+        super().__init__(message.sender)
+        self.message = message
+
+
 @dataclass(frozen=True)
 class Chunk(Message):
     """tag: which all-reduce; step: 0 .. 2(n-1) - 1; values: one chunk, possibly empty."""
@@ -45,8 +53,8 @@ async def ring_all_reduce(
     operation, and used once per pair of neighbors. unless: receives whose message calls it off. Returns a
     new (d,) tensor; equal to the plain sum to rounding. 2(n-1) steps; all members together send 2(n-1) d
     values.
-    Raises PeerGone when the member before this one is gone, or with the sender of what called it off; the
-    caller starts anew with the survivors.
+    Raises PeerGone when the member before this one is gone, CalledOff with what called it off; the caller
+    starts anew with the survivors.
     """
     n, r = len(members), members.index(node.id)
     right, left = members[(r + 1) % n], members[r - 1]
@@ -57,8 +65,10 @@ async def ring_all_reduce(
         node.send(right, Chunk(tag, step, total[begin:end].clone()))
         came = node.receive(Chunk, Gone, sender=left, tag=tag, step=step)
         m: Message = await (node.first(came, *unless) if unless else came)
+        if isinstance(m, Gone) and m.sender == left:
+            raise PeerGone(left)
         if not isinstance(m, Chunk):
-            raise PeerGone(m.sender)
+            raise CalledOff(m)
         begin, end = chunks[(r - step - 1) % n]
         if step < n - 1:
             total[begin:end] += m.values

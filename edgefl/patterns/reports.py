@@ -99,6 +99,14 @@ def _final_is_finite(outcome: Any) -> bool | str:
     return True if final is None or is_finite(final) else "the server's last model is not finite"
 
 
+def _all_are_finite(outcome: Any) -> bool | str:
+    for node, model in outcome.results.items():
+        if isinstance(model, Vector) and not is_finite(model):
+            return f"the last model of node {node} is not finite"
+    return True
+
+
+ALL_FINITE = Check("all models stay finite", _all_are_finite)
 FINITE = Check("the global model stays finite", _final_is_finite)
 
 

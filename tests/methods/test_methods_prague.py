@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -25,8 +26,8 @@ from small import small_plan
 from toy import Watcher, access
 
 from edgefl.errors import ConfigError, ProgramFailed
-from edgefl.methods.collective import prague
-from edgefl.methods.collective.prague import Meet, generator, worker
+from edgefl.experiment.check.suite import Laboratory
+from edgefl.methods.collective.prague import Meet, Tell, generator, worker
 from edgefl.methods.collective.prague_static import static_group
 from edgefl.nodes.plan import Crash, FaultPlan, Partition
 
@@ -128,8 +129,8 @@ def test_groups_that_run_are_disjoint_and_keep_the_mean(config):
             assert not any(set(what.members) & left for left in running.values())
             running[what.group] = set(what.members)
             most = max(most, sum(1 for left in running.values() if left))
-        elif isinstance(what, prague.Done):
-            running[what.group].discard(node)
+        elif isinstance(what, Tell) and what.what == "done":
+            running[what.number].discard(node)
     assert most > 1 and outcome.status == "finished"
 
 
@@ -140,11 +141,9 @@ def test_bytes_of_a_group_are_two_models_but_for_its_size():
     S = 4 * plan.learner.model.layout.size
     sizes = [len(m.members) for _, _, m in log if isinstance(m, Meet)]
     assert outcome.traffic.payload_bytes == sum(2 * (g - 1) * S for g in sizes)
-    kinds = {kind: 0 for _, _, kind in outcome.traffic.table}
-    for (_, _, kind), row in outcome.traffic.table.items():
-        kinds[kind] += row[0]
-    assert kinds["Request"] == 7 * 8 and kinds["Done"] == sum(g for g in sizes if g > 1)
-    assert kinds["Meet"] == sum(sizes) == 7 * 8 and "Failed" not in kinds
+    told = Counter(m.what for _, _, m in log if isinstance(m, Tell))
+    assert told == {"request": 7 * 8, "done": sum(g for g in sizes if g > 1), "leaving": 7}
+    assert sum(sizes) == 7 * 8
 
 
 def test_a_random_group_answers_the_request_that_made_it():
@@ -291,7 +290,7 @@ def test_survivors_of_a_group_meet_again():
         return FaultPlan(crashes=(Crash(2, at_s=5.08 * one),), detect_s=2 * one)
 
     outcome, _, log, _ = faulty(rounds=12, at=slow_detection)
-    failed = [(node, m.group) for _, node, m in log if isinstance(m, prague.Failed)]
+    failed = [(node, m.number) for _, node, m in log if isinstance(m, Tell) and m.what == "failed"]
     assert failed and outcome.status == "finished"
     met = [m for _, _, m in log if isinstance(m, Meet) and m.group > failed[0][1]]
     assert any(set(m.members) == {node for node, _ in failed} for m in met)
@@ -320,13 +319,20 @@ def test_without_its_generator_workers_go_on_alone_until_it_returns(down):
     assert any(time_s > 6 * one for time_s in met) is (down is not None)
 
 
+@pytest.mark.parametrize("seed", [21, 44, 87, 92, 296])
+def test_schedules_that_once_locked_it_up(seed):
+    """Groups of a life that is over, requests that were given up, words that overtook each other."""
+    laboratory = Laboratory("prague")
+    assert laboratory.trial(laboratory.schedule(seed)).verdict.good
+
+
 def test_a_partition_delays_groups_across_it_and_nothing_else():
     def cut(one):
         return FaultPlan(partitions=(Partition(frozenset({1, 2, 3}), at_s=4 * one, for_s=5 * one),))
 
     outcome, watcher, log, _ = faulty(rounds=14, at=cut)
     assert outcome.status == "finished" and set(last_steps(watcher).values()) == {14}
-    assert not any(isinstance(m, prague.Failed) for _, _, m in log)
+    assert not any(isinstance(m, Tell) and m.what == "failed" for _, _, m in log)
 
 
 def test_the_static_schedule_stops_with_a_worker():

@@ -14,7 +14,7 @@ from edgefl.errors import PeerGone
 from edgefl.nodes import Message
 from edgefl.nodes.plan import Crash, FaultPlan
 from edgefl.parameters import BufferSpec, Layout, Vector
-from edgefl.patterns.all_reduce import Chunk, all_reduce_mean, chunk_bounds, ring_all_reduce
+from edgefl.patterns.all_reduce import CalledOff, Chunk, all_reduce_mean, chunk_bounds, ring_all_reduce
 from edgefl.runtimes.outcome import Outcome
 
 SIZES = (1, 2, 7, 10, 64, 101)
@@ -157,8 +157,8 @@ def test_an_operation_is_called_off_by_a_message_of_its_own_tag():
         off = (node.receive(Off, sender=2, tag=5),)
         try:
             return await ring_all_reduce(node, [0, 1, 3], torch.ones(3), tag=5, unless=off)
-        except PeerGone as gone:
-            return gone.node, node.now()
+        except CalledOff as off:
+            return off.message.sender, node.now()
 
     async def caller(node):
         node.send([0, 1], Off(4))

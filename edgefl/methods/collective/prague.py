@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -29,8 +29,9 @@ from edgefl.learning.work import Gradient, GradientResult
 from edgefl.nodes import Back, Faults, Gone, Message, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
-from edgefl.patterns.all_reduce import Chunk, all_reduce_mean
+from edgefl.patterns.all_reduce import CalledOff, Chunk, all_reduce_mean
 from edgefl.patterns.groups import ANYBODY, GroupBuffers, divide, divide_by_machine
+from edgefl.patterns.reports import ALL_FINITE
 
 
 class PragueConfig(MethodConfig):
@@ -49,33 +50,33 @@ class PragueConfig(MethodConfig):
 
 
 @dataclass(frozen=True)
-class Request(Message):
-    """A worker has made step `step` and waits for a group."""
+class Tell(Message):
+    """What a worker tells the generator: one kind of message, so that all of it comes in order.
 
-    step: int
+    what: "request": it has made step `number` and waits for a group; "done": it has the mean of group
+    `number`; "failed": it kept its own model, since a member of group `number` went; "leaving": it has made
+    its steps.
+    generator_life: whom a request is for, as far as its sender knows.
+    """
+
+    what: str
+    number: int
+    generator_life: int = 0
+
+
+@dataclass(frozen=True)
+class AskAgain(Message):
+    """The request was for an earlier life of the generator; its sender may have given it up since."""
 
 
 @dataclass(frozen=True)
 class Meet(Message):
-    """A group fires. initiator: whose request it answers, or ANYBODY."""
+    """A group fires. lives: of its members. initiator: whose request it answers, or ANYBODY."""
 
     group: int
     members: tuple[int, ...]
+    lives: tuple[int, ...]
     initiator: int
-
-
-@dataclass(frozen=True)
-class Done(Message):
-    """The sender has its group's mean."""
-
-    group: int
-
-
-@dataclass(frozen=True)
-class Failed(Message):
-    """The sender kept its own model, since a member of its group went."""
-
-    group: int
 
 
 @dataclass(frozen=True)
@@ -86,19 +87,19 @@ class Dissolved(Message):
     group: int
 
 
-@dataclass(frozen=True)
-class Leaving(Message):
-    """The sender has made its steps."""
-
-
 async def worker(node: Node) -> Vector:
-    x = await steps(node, _partial_all_reduce)
-    node.send(node.fleet.ids("generator"), Leaving())
+    groups = PartialAllReduce(node.saved["generator_life"] if node.saved else 0)
+    x = await steps(node, groups.average, lambda: {"generator_life": groups.generator_life})
+    node.send(node.fleet.ids("generator"), Tell("leaving", 0))
     return x
 
 
-async def steps(node: Node, average: Callable[[Node, Vector, int], Awaitable[Vector]]) -> Vector:
-    """A step on one mini-batch, then an average in a group: average(node, x, step)."""
+async def steps(
+    node: Node,
+    average: Callable[[Node, Vector, int], Awaitable[Vector]],
+    kept: Callable[[], dict[str, Any]] = dict,
+) -> Vector:
+    """A step on one mini-batch, then an average in a group: average(node, x, step). kept: saved beside x."""
     assert node.data is not None
     start = node.model.init()
     saved = node.saved or {"x": start, "state": node.optimizer.init(start.layout), "step": 0}
@@ -110,34 +111,46 @@ async def steps(node: Node, average: Callable[[Node, Vector, int], Awaitable[Vec
         x = await average(node, x, k)
         node.record(round=k, train_loss=r.loss)
         node.publish(x, step=k + 1)
-        await node.save(x=x, state=state, step=k + 1)
+        await node.save(x=x, state=state, step=k + 1, **kept())
     return x
 
 
-async def _partial_all_reduce(node: Node, x: Vector, k: int) -> Vector:
-    """Ask for a group and average in it, and in the groups that others made meanwhile."""
-    (generator,) = node.fleet.ids("generator")
-    node.send(generator, Request(k))
-    while True:
-        m: Message = await node.receive(Meet, Gone, Back, sender=generator)
-        if isinstance(m, Gone):
-            return x  # nobody forms groups now
-        if isinstance(m, Back):
-            node.send(generator, Request(k))  # it knows of no earlier one
-        if not isinstance(m, Meet):
-            continue
-        off = (node.receive(Dissolved, Gone, Back, sender=generator, group=m.group),)
-        try:
-            x = await all_reduce_mean(node, m.members, x, weight=None, tag=m.group, unless=off)
-        except PeerGone as gone:
-            node.send(generator, Failed(m.group))
-            if gone.node == generator:
+class PartialAllReduce:
+    """Averaging in the groups of a generator, of whose lives the newest that has been heard of counts."""
+
+    def __init__(self, generator_life: int) -> None:
+        self.generator_life = generator_life
+
+    async def average(self, node: Node, x: Vector, k: int) -> Vector:
+        """Ask for a group and average in it, and in the groups that others made meanwhile."""
+        (generator,) = node.fleet.ids("generator")
+        node.send(generator, Tell("request", k, self.generator_life))
+        while True:
+            m: Message = await node.receive(Meet, AskAgain, Gone, Back, sender=generator)
+            if isinstance(m, Gone):
+                return x  # nobody forms groups now
+            if isinstance(m, Back | AskAgain):
+                self.generator_life = m.life
+                node.send(generator, Tell("request", k, m.life))
+            if not isinstance(m, Meet) or not self._is_meant(node, m):
+                continue
+            off = (node.receive(Dissolved, Gone, Back, sender=generator, group=m.group),)
+            try:
+                x = await all_reduce_mean(node, m.members, x, weight=None, tag=m.group, unless=off)
+            except PeerGone as gone:
+                node.send(generator, Tell("failed", m.group))
+                if isinstance(gone, CalledOff) and not isinstance(gone.message, Dissolved):
+                    self.generator_life = max(self.generator_life, gone.message.life)
+                    return x  # the generator is gone, or has begun anew
+                continue
+            if len(m.members) > 1:
+                node.send(generator, Tell("done", m.group))
+            if m.initiator in (ANYBODY, node.id):
                 return x
-            continue
-        if len(m.members) > 1:
-            node.send(generator, Done(m.group))
-        if m.initiator in (ANYBODY, node.id):
-            return x
+
+    def _is_meant(self, node: Node, m: Meet) -> bool:
+        """Groups of earlier lives, the generator's or this node's, have been dissolved."""
+        return m.life >= self.generator_life and m.lives[m.members.index(node.id)] == node.life
 
 
 async def generator(node: Node) -> None:
@@ -147,27 +160,30 @@ async def generator(node: Node) -> None:
     present = set(workers) if node.life == 0 else set()
     c, lives = dict.fromkeys(workers, 0), dict.fromkeys(workers, 0)
     while True:
-        m: Message = await node.receive(Request, Done, Failed, Leaving, Gone, Back)
+        m: Message = await node.receive(Tell, Gone, Back)
         w = m.sender
-        if isinstance(m, Gone | Back | Leaving):
+        if isinstance(m, Tell) and m.life < lives[w]:
+            continue  # of a life that is over
+        if not isinstance(m, Tell) or m.what == "leaving":
             present.discard(w)
-            lives[w] = m.life if isinstance(m, Back) else lives[w] + 1
+            lives[w] = lives[w] + 1 if isinstance(m, Gone) else m.life
             for broken in buffers.lose(w):
                 node.send({*broken.members, w}, Dissolved(broken.id))
-        elif m.life < lives[w]:
-            continue  # of a life that is over
-        elif isinstance(m, Done):
-            buffers.done(w, m.group)
-        elif isinstance(m, Failed):
-            buffers.failed(w, m.group)
-        elif isinstance(m, Request) and (m.step >= c[w] or w not in present):
+        elif m.what == "done":
+            buffers.done(w, m.number)
+        elif m.what == "failed":
+            buffers.failed(w, m.number)
+        elif m.generator_life != node.life:
+            node.send(w, AskAgain())
+        elif m.number >= c[w] or w not in present:
             present.add(w)
-            c[w] = m.step + 1
+            c[w], lives[w] = m.number + 1, m.life
             buffers.request(w)
             for members, initiator in _new_groups(node, config, buffers, present, c, w):
                 buffers.add(members, initiator)
         for group in buffers.fire():
-            node.send(group.members, Meet(group.id, tuple(group.members), group.initiator))
+            its_lives = tuple(lives[v] for v in group.members)
+            node.send(group.members, Meet(group.id, tuple(group.members), its_lives, group.initiator))
 
 
 def _new_groups(
@@ -218,7 +234,7 @@ METHOD = Method(
     title="Partial all-reduce in groups drawn by a group generator",
     paper="Luo, He, Zhuo, Qian 2020, https://doi.org/10.1145/3373376.3378499",
     roles={"generator": generator, "worker": worker},
-    messages=(Request, Meet, Done, Failed, Dissolved, Leaving, Chunk),
+    messages=(Tell, AskAgain, Meet, Dissolved, Chunk),
     config=PragueConfig,
     helpers=_beside,
     ends_with=("worker",),
@@ -226,4 +242,5 @@ METHOD = Method(
     evaluates="mean",
     prepare=_refuse_impossible,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(ALL_FINITE,),
 )

@@ -20,6 +20,7 @@ from edgefl.nodes import Faults, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import Chunk, all_reduce_mean
+from edgefl.patterns.reports import ALL_FINITE
 
 _ALONE = {0: 1, 2: 2}
 """m = 4: which number stays alone at an even step of the period."""
@@ -82,4 +83,5 @@ METHOD = Method(
     evaluates="mean",
     prepare=_refuse_impossible,
     tolerates=Faults(partitions=True),
+    invariants=(ALL_FINITE,),
 )

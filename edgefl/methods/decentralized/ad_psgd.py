@@ -31,6 +31,7 @@ from edgefl.nodes import Back, Faults, Gone, Message, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.patterns.farewell import Finished, Leaving, patience_s
+from edgefl.patterns.reports import ALL_FINITE, answers
 
 
 class ADPSGDConfig(MethodConfig):
@@ -187,4 +188,5 @@ METHOD = Method(
     evaluates="each",
     prepare=_refuse_impossible,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(ALL_FINITE, answers(Ask, Reply)),
 )

@@ -28,6 +28,7 @@ from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Layout, Vector
 from edgefl.patterns.out_queue import OutQueue
+from edgefl.patterns.reports import ALL_FINITE
 
 
 class DivShareConfig(MethodConfig):
@@ -143,4 +144,5 @@ METHOD = Method(
     evaluates="each",
     prepare=_refuse_impossible,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(ALL_FINITE,),
 )

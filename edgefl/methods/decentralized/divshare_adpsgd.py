@@ -24,6 +24,7 @@ from edgefl.methods.decentralized.divshare import refuse_recipients
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.out_queue import OutQueue
+from edgefl.patterns.reports import ALL_FINITE
 
 
 class DivShareADPSGDConfig(MethodConfig):
@@ -103,4 +104,5 @@ METHOD = Method(
     evaluates="each",
     prepare=refuse_recipients,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(ALL_FINITE,),
 )

@@ -12,6 +12,7 @@ from pydantic import Field
 from edgefl.methods.decentralized.divshare import Fragment, index_sets, refuse_recipients, share
 from edgefl.nodes import Faults, Method, MethodConfig, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.reports import ALL_FINITE
 
 
 class DivShareSwiftConfig(MethodConfig):
@@ -38,4 +39,5 @@ METHOD = Method(
     evaluates="each",
     prepare=refuse_recipients,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(ALL_FINITE,),
 )

@@ -31,6 +31,7 @@ from edgefl.nodes import Back, Faults, Gone, Message, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, mix
 from edgefl.patterns.influence import balanced_row, largest_first_rows
+from edgefl.patterns.reports import ALL_FINITE
 
 MOST_SCALING = 4.0
 """Largest factor that equal_objective puts on a step."""
@@ -221,4 +222,5 @@ METHOD = Method(
     evaluates="mean",
     prepare=_refuse_impossible,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(ALL_FINITE,),
 )
