@@ -5,6 +5,7 @@ from edgefl.learning.executors import Batched, Executor, Inline, make_executor
 from edgefl.learning.learner import Learner
 from edgefl.learning.model import Model
 from edgefl.learning.models import ModelConfig, Problem, build_model
+from edgefl.learning.narrowing import SubModel
 from edgefl.learning.optimizer import Optimizer
 from edgefl.learning.work import (
     Call,
@@ -40,6 +41,7 @@ __all__ = [
     "StageBackward",
     "StageForward",
     "StageGradient",
+    "SubModel",
     "TrainConfig",
     "Trained",
     "Work",

@@ -166,10 +166,17 @@ class DenseGroups:
     Each result is that of Inline up to rounding, whoever else is in the group.
     """
 
-    def __init__(self, learner: Learner, layers: tuple[Layer, ...]) -> None:
-        self.learner, self.model = learner, learner.model
+    def __init__(
+        self,
+        learner: Learner,
+        layers: tuple[Layer, ...],
+        model: Model | None = None,
+        beside: DenseGroups | None = None,
+    ) -> None:
+        """model: a narrower one, the learner's where None. beside: groups whose data is shared."""
+        self.learner, self.model = learner, model or learner.model
         self._stacks = Stacks(self.model.task, layers)
-        self._data: dict[Dataset, tuple[Tensor, Tensor]] = {}
+        self._data: dict[Dataset, tuple[Tensor, Tensor]] = {} if beside is None else beside._data
 
     def train(self, works: Sequence[LocalSGD]) -> list[Trained]:
         """Local training of several nodes on one data set, side by side."""

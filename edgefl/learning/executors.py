@@ -11,6 +11,7 @@ from typing import Any, Literal, Protocol
 from edgefl.errors import ConfigError, nearest
 from edgefl.learning.dense import DenseGroups, dense_layers
 from edgefl.learning.learner import Learner
+from edgefl.learning.model import Model
 from edgefl.learning.work import Evaluate, Gradient, LocalSGD, Work
 from edgefl.learning.workers import Workers, default_workers
 
@@ -117,6 +118,7 @@ class Batched:
         self._dense = DenseGroups(learner, layers)
         self._workers = Workers(learner, workers)
         self.num_workers = workers if workers > 1 else 0
+        self._narrower: dict[Model, DenseGroups] = {}
 
     def run(self, works: Sequence[Work]) -> list[object]:
         return [future.result() for future in self.start(works)]
@@ -166,10 +168,21 @@ class Batched:
 
     def _vectorised(self, works: Sequence[Work]) -> Sequence[object]:
         if isinstance(works[0], LocalSGD):
-            return self._dense.train([w for w in works if isinstance(w, LocalSGD)])
+            return self._dense_of(works[0].model).train([w for w in works if isinstance(w, LocalSGD)])
         if isinstance(works[0], Gradient):
             return self._dense.gradients([w for w in works if isinstance(w, Gradient)])
         return self._dense.evaluate([w for w in works if isinstance(w, Evaluate)])
+
+    def _dense_of(self, model: Model | None) -> DenseGroups:
+        """The groups of the run's model, or of a narrower one of the same layers."""
+        if model is None or model is self.learner.model:
+            return self._dense
+        if model not in self._narrower:
+            layers = dense_layers(model)
+            assert layers is not None
+            # Two threads may make one at once: the first to be kept is the one.
+            self._narrower.setdefault(model, DenseGroups(self.learner, layers, model, self._dense))
+        return self._narrower[model]
 
     def group_key(self, work: Work) -> Hashable | None:
         return work.batch_key(self.learner) if type(work) in _WHOLE else None

@@ -128,10 +128,9 @@ class Learner:
             scratch = self._scratch[model] = Scratch(model, self.device)
         return scratch
 
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of the optimiser's state that are as large as the model."""
-        return self.optimizer.state_sizes.count(None) * self.model.counts.parameter_bytes
+    def state_bytes(self, model: Model | None = None) -> int:
+        """Bytes of the optimiser's state that are as large as the model, the run's where None."""
+        return self.optimizer.state_sizes.count(None) * (model or self.model).counts.parameter_bytes
 
     def local_sgd(
         self,
@@ -144,19 +143,20 @@ class Learner:
         state: tuple[Tensor, ...] | None,
         anchor: Tensor | None = None,
         correction: Tensor | None = None,
+        model: Model | None = None,
     ) -> tuple[Vector, float, tuple[Tensor, ...] | None]:
         """Train on these steps of the data's stream: the parameters, the mean loss, the new state.
 
         anchor (P,): what the proximal term pulls to, the start where None. correction (P,): added to each
-        gradient. Raises ValueError when there are no steps.
+        gradient. model: a narrower one. Raises ValueError when there are no steps.
         """
         check_steps(steps, data)
-        scratch, optimizer = self.scratch(self.model), self.optimizer
+        scratch, optimizer = self.scratch(model or self.model), self.optimizer
         scratch.load(start)
         if proximal_mu:
             anchor = scratch.values.clone() if anchor is None else anchor.to(self.device)
         shift = None if correction is None else correction.to(self.device)
-        new = self._own(state)
+        new = self._own(state, scratch.model)
         losses = []
         for step in steps:
             losses.append(scratch.loss_and_gradient(data.batch(step, batch_size)))
@@ -169,9 +169,9 @@ class Learner:
         loss = float(torch.stack(losses).mean())
         return scratch.vector(), loss, tuple(value_of(t) for t in new) or None
 
-    def _own(self, state: tuple[Tensor, ...] | None) -> tuple[Tensor, ...]:
+    def _own(self, state: tuple[Tensor, ...] | None, model: Model) -> tuple[Tensor, ...]:
         if state is None:
-            return self.optimizer.zeros((), self.model.layout, self.device)
+            return self.optimizer.zeros((), model.layout, self.device)
         return tuple(t.to(self.device, copy=True) for t in state)
 
     @torch.no_grad()

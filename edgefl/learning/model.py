@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -18,6 +18,7 @@ from edgefl.data import Task
 from edgefl.errors import ConfigError
 from edgefl.learning.counting import BlockCount, count_blocks
 from edgefl.learning.initial import initialise
+from edgefl.learning.narrowing import Narrowing, SubModel, checked, index_of, narrow_factories, narrowing_of
 from edgefl.parameters import Layout, Vector
 
 Factory = Callable[[], nn.Module]
@@ -43,6 +44,7 @@ class Model:
     whole: Model | None = None
     first: int = 0
     _stages: dict[tuple[int, int], Model] = field(default_factory=dict, init=False, repr=False)
+    _narrow: dict[tuple[int, ...], Model] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -124,6 +126,39 @@ class Model:
                 first=first,
             )
         return stage
+
+    @cached_property
+    def narrowing(self) -> Narrowing:
+        """The sets of units that a narrower model may keep fewer of, and what hangs on them.
+
+        Raises ConfigError for a model that cannot be narrowed, naming the block; ValueError for a stage.
+        """
+        if self.whole is not None:
+            raise ValueError(f"{self.name} is a stage; narrow the whole model and cut that")
+        return narrowing_of(self, self.build())
+
+    def narrow(self, keep: Mapping[str, Sequence[int]]) -> SubModel:
+        """A smaller model that keeps these units of these sets, and all of the others.
+
+        Its model is the same object for as many units of each set, and this one where all are kept; init()
+        of a narrower one is not a part of the whole one's: extract that. Raises as `narrowing` does, and
+        ValueError for units that do not exist.
+        """
+        narrowing = self.narrowing
+        kept = checked(self, narrowing, keep)
+        sizes = {name: len(units) for name, units in kept.items()}
+        return SubModel(self._narrowed(sizes), kept, index_of(self.layout, narrowing, kept))
+
+    def _narrowed(self, sizes: dict[str, int]) -> Model:
+        if sizes == self.narrowing.counts:
+            return self
+        key = tuple(sizes.values())
+        model = self._narrow.get(key)
+        if model is None:
+            makers = narrow_factories(self.narrowing, self.build(), sizes)
+            model = replace(self, factories=tuple(zip(self.blocks, makers, strict=True)), given=None)
+            self._narrow[key] = model
+        return model
 
     def block_slice(self, first: int, last: int) -> slice:
         """Where the parameters of blocks first, ..., last - 1 lie in the vector."""

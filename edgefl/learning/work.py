@@ -69,8 +69,8 @@ class LocalSGD(Work):
     proximal_mu: adds mu (y - anchor) to each gradient (FedProx), before it is clipped; anchor: where the
     round began, `parameters` where None. correction: added to each gradient (SCAFFOLD), before it is clipped.
     state: the optimiser's, carried over from an earlier item; fresh where None. part: only these of the
-    round's steps, counted from 0. Returns Trained.
-    Raises ValueError for a node without data.
+    round's steps, counted from 0. model: a narrower one (Model.narrow) that `parameters` are of; the run's
+    where None. Returns Trained. Raises ValueError for a node without data.
     """
 
     parameters: Vector
@@ -82,6 +82,7 @@ class LocalSGD(Work):
     anchor: Vector | None = None
     correction: Vector | None = None
     part: range | None = None
+    model: Model | None = None
 
     @cached_property
     def steps(self) -> range:
@@ -91,15 +92,15 @@ class LocalSGD(Work):
         return steps if self.part is None else steps[self.part.start : self.part.stop]
 
     def cost(self, learner: Learner) -> Cost:
-        counts, steps = learner.model.counts, self.steps
-        num_examples = _num_examples(len(self.data), self.workload.batch_size, steps)
-        size, state = counts.parameter_bytes, learner.state_bytes
+        model, steps = self.model or learner.model, self.steps
+        counts, num_examples = model.counts, _num_examples(len(self.data), self.workload.batch_size, steps)
+        size, state = counts.parameter_bytes, learner.state_bytes(model)
         return Cost(
             flops=num_examples * (counts.forward_flops + counts.backward_flops),
             traffic_bytes=len(steps) * (6 * size + 2 * state) + num_examples * 3 * counts.saved_bytes,
             num_steps=len(steps),
             memory_bytes=2 * size + state + self.workload.batch_size * 2 * counts.saved_bytes,
-            model=learner.model.label,
+            model=model.label,
             batch_size=self.workload.batch_size,
         )
 
@@ -114,12 +115,13 @@ class LocalSGD(Work):
             self.state,
             None if self.anchor is None else self.anchor.values,
             None if self.correction is None else self.correction.values,
+            self.model,
         )
         return Trained(parameters, loss, len(self.steps), state)
 
     def batch_key(self, learner: Learner) -> Hashable | None:
         more = bool(self.proximal_mu), self.correction is not None
-        return _stream_key("local SGD", self.data, self.workload, *more)
+        return _stream_key("local SGD", self.data, self.workload, self.model or learner.model, *more)
 
 
 @dataclass(frozen=True, eq=False)

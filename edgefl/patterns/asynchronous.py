@@ -80,8 +80,11 @@ class Chains:
             self._resting, self._working = dict.fromkeys(saved["resting"]), set(saved["working"])
             self.starts = dict(saved["starts"])
 
-    def hand_out(self, x: Vector, ask: Callable[[int, int], Message]) -> None:
-        """Give the model to those who rest, as far as concurrency allows. ask(turn, counted): the message."""
+    def hand_out(self, x: Vector, ask: Callable[[int, int, int], Message]) -> None:
+        """Give the model to those who rest, as far as concurrency allows.
+
+        ask(k, turn, counted): the message for client k.
+        """
         while self._resting and len(self._working) < self._most:
             k = next(iter(self._resting))
             del self._resting[k]
@@ -90,7 +93,7 @@ class Chains:
                 self.turns[k] = self.turns.get(k, -1) + 1
                 if self._keep:
                     self.starts[k] = x
-                self._node.send(k, ask(self.turns[k], self.counted.get(k, -1)))
+                self._node.send(k, ask(k, self.turns[k], self.counted.get(k, -1)))
 
     def is_current(self, k: int, given: int, turn: int) -> bool:
         """Whether an update answers what client k was given last; given: in which life of the server."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from edgefl.learning.models.base import Blocks, Options, Problem
+from edgefl.learning.narrowing import Flow, Part
 
 
 class Dense(nn.Linear):
@@ -21,6 +23,15 @@ class Dense(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         y = super().forward(x.flatten(1))
         return functional.relu(y) if self.relu else y
+
+    def part(self, name: str, before: Flow, last: bool) -> Part:
+        own = None if last else name
+        tensors = {"weight": (own, before.group), "bias": (own,)}
+        return Part(before, Flow(self.out_features, own), tensors)
+
+    def narrowed(self, part: Part, size: Callable[[Flow], int]) -> Callable[[], nn.Module]:
+        per_unit = self.in_features // part.before.units
+        return partial(type(self), size(part.before) * per_unit, size(part.after), self.relu)
 
 
 class LinearOptions(Options):

@@ -13,6 +13,7 @@ whose x_tau it no longer knows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -60,8 +61,23 @@ class Update(Message):
     loss: float
 
 
-async def serve(node: Node, merge: Merge, *, keep_starts: bool) -> Vector:
-    """The server's loop, for FedAsync and its siblings with another merge."""
+def whole_model(x: Vector, t: int, k: int, turn: int, counted: int) -> Message:
+    """What client k is given: all of x, version t."""
+    return GlobalModel(t, x, turn, counted)
+
+
+async def serve(
+    node: Node,
+    merge: Merge,
+    *,
+    keep_starts: bool,
+    offer: Callable[[Vector, int, int, int, int], Message] = whole_model,
+    kind: type[Message] = Update,
+) -> Vector:
+    """The server's loop, for FedAsync and its siblings with another merge.
+
+    offer(x, t, k, turn, counted): what client k is given of x, version t. kind: of the updates.
+    """
     clients = node.fleet.ids("client")
     saved = node.saved or {"x": node.model.init(), "t": 0, "taken": 0}
     x: Vector = saved["x"]
@@ -70,12 +86,12 @@ async def serve(node: Node, merge: Merge, *, keep_starts: bool) -> Vector:
     intake = Intake(node, node.config.max_update_norm)
     for r in node.rounds(taken // len(clients)):
         while taken < (r + 1) * len(clients):
-            chains.hand_out(x, partial(GlobalModel, t, x))
-            m = await node.receive(Update, Gone, Back)
+            chains.hand_out(x, partial(offer, x, t))
+            m: Any = await node.receive(kind, Gone, Back)
             if isinstance(m, Gone):
                 chains.lose(m.sender)
                 continue
-            if isinstance(m, Update):
+            if isinstance(m, kind):
                 current = chains.is_current(m.sender, m.given, m.turn)
                 start = chains.starts.get(m.sender) if current else None
                 u = max(0, t - m.version)
