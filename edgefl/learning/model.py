@@ -32,6 +32,7 @@ class Model:
     factories: block name and constructor, in order; a block takes one tensor and returns one.
     seed: of the initial parameters. given: tensors to start from by name, instead of drawn ones.
     whole, first: for a stage, the model that it is a part of and its first block there.
+    narrower: those that `narrowed` has made so far, by size.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Model:
     whole: Model | None = None
     first: int = 0
     _stages: dict[tuple[int, int], Model] = field(default_factory=dict, init=False, repr=False)
-    _narrow: dict[tuple[int, ...], Model] = field(default_factory=dict, init=False, repr=False)
+    narrower: dict[tuple[int, ...], Model] = field(default_factory=dict, init=False, repr=False)
 
     @property
     def blocks(self) -> tuple[str, ...]:
@@ -146,18 +147,19 @@ class Model:
         """
         narrowing = self.narrowing
         kept = checked(self, narrowing, keep)
-        sizes = {name: len(units) for name, units in kept.items()}
-        return SubModel(self._narrowed(sizes), kept, index_of(self.layout, narrowing, kept))
+        model = self.narrowed(tuple(map(len, kept.values())))
+        return SubModel(model, kept, index_of(self.layout, narrowing, kept))
 
-    def _narrowed(self, sizes: dict[str, int]) -> Model:
-        if sizes == self.narrowing.counts:
+    def narrowed(self, sizes: tuple[int, ...]) -> Model:
+        """The model with so many units in each set, in the order of `narrowing`; always the same object."""
+        counts = self.narrowing.counts
+        if sizes == tuple(counts.values()):
             return self
-        key = tuple(sizes.values())
-        model = self._narrow.get(key)
+        model = self.narrower.get(sizes)
         if model is None:
-            makers = narrow_factories(self.narrowing, self.build(), sizes)
+            makers = narrow_factories(self.narrowing, self.build(), dict(zip(counts, sizes, strict=True)))
             model = replace(self, factories=tuple(zip(self.blocks, makers, strict=True)), given=None)
-            self._narrow[key] = model
+            self.narrower[sizes] = model
         return model
 
     def block_slice(self, first: int, last: int) -> slice:

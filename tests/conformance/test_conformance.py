@@ -63,7 +63,7 @@ SYNCHRONOUS = [
     "choco-sgd",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
-ASYNCHRONOUS += ["fedbuff", "ssp"]
+ASYNCHRONOUS += ["fedbuff", "ssp", "asyncdrop"]
 SETTINGS = {
     "krum": ["method.krum.num_hostile=0"],
     "multi-krum": ["method.multi-krum.num_hostile=0"],

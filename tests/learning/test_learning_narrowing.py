@@ -119,9 +119,7 @@ def test_half_a_convolution_costs_a_quarter():
 
 
 def test_what_cannot_be_narrowed_says_which_block_and_why():
-    with pytest.raises(
-        ConfigError, match=r"model\.norm = 'group': block stem can be narrowed"
-    ):
+    with pytest.raises(ConfigError, match=r"model\.norm = 'group': block stem can be narrowed"):
         model_of({"name": "resnet"}).narrow({})
     with pytest.raises(ConfigError, match=r"its block embedding .* cannot be narrowed"):
         model_of({"name": "char-lstm"}, Problem("language", (12,), 20)).narrow({})

@@ -48,6 +48,8 @@ METHODS = [
     "ssp top-k",
     "fedavg poisoned",
     "choco-sgd top-k",
+    "asyncdrop",
+    "asyncdrop random previous",
 ]
 CONFIGS = {
     "fedprox": {"budget_s": 0.001, "over_selection": 0.5, "client_fraction": 0.5},
@@ -55,6 +57,8 @@ CONFIGS = {
     "scaffold": {"option": "I", "client_fraction": 0.5},
     "ssp": {"max_ahead": 1, "reads": "complete"},
     "top-k": {"compress": {"name": "top-k", "fraction": 0.05}},
+    "random": {"masks": "random"},
+    "previous": {"reference": "previous"},
     "poisoned": {"poison": {2: Poison("noise", 0.1)}},
 }
 

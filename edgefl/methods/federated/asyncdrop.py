@@ -105,22 +105,23 @@ class Drop(Mix):
     """Makes masks, remembers those that are out, and puts what comes back where it belongs."""
 
     def __init__(self, node: Node) -> None:
-        super().__init__(node.config)
-        self._node, self._config = node, node.config
+        super().__init__(node.config, node.config.mixing_weight)
+        self._node = node
+        self._drop: AsyncDropConfig = node.config
         clients = sorted(node.fleet.ids("client"), key=lambda k: (node.fleet.step_s(k), k))
         self._ranks = {k: r for r, k in enumerate(clients)}
         saved: Mapping[str, Any] = (node.saved or {}).get("merge") or {}
-        self._reference: Vector = saved.get("reference", node.model.init())
+        self._reference: Vector = saved.get("reference") or node.model.init()
         self._out: dict[int, tuple[int, int, Tensor]] = dict(saved.get("out", {}))
 
     def offer(self, x: Vector, t: int, k: int, turn: int, counted: int) -> Message:
         kept = self._mask(x, k, turn)
         self._out[k] = (self._node.life, turn, kept)
-        part = sub_model(self._node.model, kept, self._config.drop_fraction).extract(x)
+        part = sub_model(self._node.model, kept, self._drop.drop_fraction).extract(x)
         return Narrowed(t, kept, part.values, turn)
 
     def _mask(self, x: Vector, k: int, turn: int) -> Tensor:
-        config, model, kept = self._config, self._node.model, []
+        config, model, kept = self._drop, self._node.model, []
         moved = (x - self._reference).named()
         rng = self._node.rng("mask", k, turn)
         for name, n in droppable(model).items():
@@ -139,19 +140,20 @@ class Drop(Mix):
         if (life, turn) != (m.given, m.turn):
             intake.refuse(m.sender, "its mask is not known any more")
             return None
-        sub = sub_model(self._node.model, kept, self._config.drop_fraction)
+        sub = sub_model(self._node.model, kept, self._drop.drop_fraction)
         if m.values.shape != sub.index.shape or m.values.dtype != x.values.dtype:
             intake.refuse(m.sender, "it does not fit its mask")
             return None
         return intake.model(m.sender, x.replace(sub.index, m.values), x)
 
     def take(self, x: Vector, update: Vector, u: int) -> Vector:
-        if self._config.reference == "previous":
+        if self._drop.reference == "previous":
             self._reference = x
         return super().take(x, update, u)
 
     def state(self) -> Any:
-        return {"reference": self._reference, "out": dict(self._out)}
+        moves = self._drop.reference == "previous"
+        return {"reference": self._reference if moves else None, "out": dict(self._out)}
 
 
 async def server(node: Node) -> Vector:

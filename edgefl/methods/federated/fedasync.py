@@ -72,7 +72,7 @@ async def serve(
     *,
     keep_starts: bool,
     offer: Callable[[Vector, int, int, int, int], Message] = whole_model,
-    kind: type[Message] = Update,
+    kind: type[Any] = Update,
 ) -> Vector:
     """The server's loop, for FedAsync and its siblings with another merge.
 
@@ -116,8 +116,8 @@ async def serve(
 class Mix:
     """x <- (1 - alpha s(u)) x + alpha s(u) y."""
 
-    def __init__(self, config: FedAsyncConfig) -> None:
-        self._config = config
+    def __init__(self, config: StalenessConfig, mixing_weight: float) -> None:
+        self._config, self._alpha = config, mixing_weight
 
     def opened(self, intake: Intake, m: Update, x: Vector, start: Vector | None) -> Vector | None:
         if isinstance(m.parameters, Vector):
@@ -128,14 +128,14 @@ class Mix:
         return intake.model(m.sender, m.parameters, start)
 
     def take(self, x: Vector, update: Vector, u: int) -> Vector:
-        return x.lerp(update, self._config.mixing_weight * discount(self._config, u))
+        return x.lerp(update, self._alpha * discount(self._config, u))
 
     def state(self) -> Any:
         return None
 
 
 async def server(node: Node) -> Vector:
-    return await serve(node, Mix(node.config), keep_starts=node.compress.on)
+    return await serve(node, Mix(node.config, node.config.mixing_weight), keep_starts=node.compress.on)
 
 
 async def client(node: Node) -> None:

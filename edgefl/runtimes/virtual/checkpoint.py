@@ -123,7 +123,16 @@ def _references(runtime: VirtualRuntime) -> dict[str, object]:
                 stage = model.stage(a, b)
                 named |= {f"model {a}:{b}": stage, f"layout {a}:{b}": stage.layout}
         named |= {"model": model, "layout": model.layout}
+        for sizes, narrower in model.narrower.items():
+            named |= {f"narrower model {sizes}": narrower, f"narrower layout {sizes}": narrower.layout}
     return named
+
+
+def _narrower(model: Model, name: str) -> object:
+    """A narrower model or its layout by the name that it has in a checkpoint."""
+    _, kind, sizes = name.split(" ", 2)
+    found = model.narrowed(tuple(int(n) for n in sizes.strip("(),").split(",")))
+    return found if kind == "model" else found.layout
 
 
 class _Pickler(pickle.Pickler):
@@ -148,10 +157,12 @@ class _Pickler(pickle.Pickler):
 class _Unpickler(pickle.Unpickler):
     def __init__(self, data: io.BytesIO, named: dict[str, object], plan: RunPlan) -> None:
         super().__init__(data)
-        self._named = named
+        self._named, self._plan = named, plan
         self._own = {program.__module__ for program in plan.method.roles.values()}
 
     def persistent_load(self, name: str) -> object:
+        if name.startswith("narrower ") and self._plan.learner is not None:
+            return _narrower(self._plan.learner.model, name)
         return self._named[name]
 
     def find_class(self, module: str, name: str) -> Any:
