@@ -236,7 +236,8 @@ def accuracy_curve(method, seed, **config):
     torch.set_num_threads(1)
     plan = small_plan(
         method, 8, rounds=None, seed=seed, access=INSTANT, profiles=boards([1, *range(1, 9)]),
-        data={"name": "shards", "shards_per_node": 2}, train={"learning_rate": 0.05, "momentum": 0.9, "local_steps": 10},
+        data={"name": "shards", "shards_per_node": 2},
+        train={"learning_rate": 0.05, "momentum": 0.9, "local_steps": 10},
         staleness="constant", mixing_weight=0.5, **config,
     )  # fmt: skip
     unit = 10 * step_s(plan, 8)
