@@ -56,9 +56,11 @@ def _against_loop(run: Built, rounds: int, plain_rounds: int) -> tuple[Callable[
     return ours, loop
 
 
-def d_psgd(nodes: int = 64, rounds: int = 40) -> tuple[Any, ...]:
-    """D-PSGD on a ring of digits."""
-    run = built(_peers("d-psgd", nodes, rounds))
+def d_psgd(steps: int = STEPS, nodes: int = 64, rounds: int = 20) -> tuple[Any, ...]:
+    """D-PSGD on a ring of digits; steps: mini-batches of a node in a round."""
+    tables = _peers("d-psgd", nodes, rounds)
+    tables["train"]["local_steps"] = steps
+    run = built(tables)
     model = run.learner.model.build()
     near = [run.plan.network.topology.neighbors(i) for i in range(nodes)]
 
@@ -66,9 +68,9 @@ def d_psgd(nodes: int = 64, rounds: int = 40) -> tuple[Any, ...]:
         return rounds * nodes / run_seconds(run)
 
     def loop() -> float:
-        return plain.d_psgd(model, run.parts, near, 10, BATCH, RATE)
+        return plain.d_psgd(model, run.parts, near, 4, steps, BATCH, RATE)
 
-    return f"D-PSGD, {nodes} nodes", run, ours, loop, "node rounds/s", 8.0, 15.0
+    return f"D-PSGD, {nodes} nodes, {steps} local steps", run, ours, loop, "node rounds/s", 8.0, 15.0
 
 
 def ad_psgd(nodes: int = 64, steps: int = 40) -> tuple[Any, ...]:
@@ -104,6 +106,7 @@ CASES: dict[str, Callable[[], tuple[Any, ...]]] = {
     "W2": lambda: convolutional("W2: 100 clients, CNN", 2.3, 2.8),
     "W3": lambda: federated("W3: 100 of 1,000 clients, MLP", 1000, 40, 10.0, 20.0),
     "D-PSGD": d_psgd,
+    "D-PSGD, one step": lambda: d_psgd(1),
     "AD-PSGD": ad_psgd,
 }
 

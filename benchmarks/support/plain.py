@@ -70,21 +70,20 @@ def d_psgd(
     parts: Sequence[LocalData],
     neighbors: Sequence[Sequence[int]],
     rounds: int,
+    steps: int,
     batch: int,
     rate: float,
 ) -> float:
-    """D-PSGD with uniform weights, node after node. Returns node rounds per second."""
+    """D-PSGD with uniform weights, node after node: mix, then add what `steps` of SGD at the own model
+    change. Returns node rounds per second."""
     models = [copy.deepcopy(model) for _ in parts]
     start = time.perf_counter()
     for k in range(rounds):
         states = [{name: value.clone() for name, value in m.state_dict().items()} for m in models]
         for i, (m, data) in enumerate(zip(models, parts, strict=True)):
-            m.zero_grad()
-            loss_of(m, data, k, batch).backward()
+            train(m, data, range(k * steps, (k + 1) * steps), batch, rate)
             near = [states[i], *(states[j] for j in neighbors[i])]
             mixed = mean_state(near, [1.0] * len(near))
-            with torch.no_grad():
-                for name, parameter in m.named_parameters():
-                    assert parameter.grad is not None
-                    parameter.copy_(mixed[name] - rate * parameter.grad)
+            after = m.state_dict()
+            m.load_state_dict({name: mixed[name] + after[name] - states[i][name] for name in mixed})
     return rounds * len(parts) / (time.perf_counter() - start)

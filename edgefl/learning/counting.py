@@ -15,12 +15,12 @@ from torch.utils.flop_counter import flop_registry
 _EXAMPLES = 2
 
 
-class _Flops(TorchDispatchMode):
+class _Flops(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the operations that torch's own registry knows, as FlopCounterMode does. That one brings
     torch's compiler into the process with its first use: one to three seconds of a run's start."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.total = 0.0
 
     @classmethod
