@@ -61,6 +61,7 @@ SYNCHRONOUS = [
     "bsp",
     "hierarchical-fedavg",
     "choco-sgd",
+    "fjord",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
 ASYNCHRONOUS += ["fedbuff", "ssp", "asyncdrop"]

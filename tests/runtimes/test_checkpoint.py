@@ -49,6 +49,7 @@ METHODS = [
     "fedavg poisoned",
     "choco-sgd top-k",
     "asyncdrop",
+    "fjord",
     "asyncdrop random previous",
 ]
 CONFIGS = {

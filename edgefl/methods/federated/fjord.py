@@ -1,0 +1,181 @@
+"""FjORD, ordered dropout (Horvath et al. 2021, https://arxiv.org/abs/2102.13451).
+
+w: parameters; P: widths; p-corner: the sub-model of the first ceil(p n) units of every hidden layer of n,
+inputs and outputs whole, so that narrow corners lie in wide ones; p_k: client k's limit, its largest width. A
+client is given the p_k-corner of w; each local step draws p uniformly from {p in P: p <= p_k} and trains that
+corner.
+Server: each coordinate becomes the mean over those who reported and whose p_k-corner holds it, with weights
+n_k (examples); one that nobody holds stays.
+Choices: limits are dealt evenly over P in order of planned seconds per step, the fastest getting the largest,
+ties by id. A step touches its corner alone: no decay or momentum outside. No self-distillation (an
+option of the paper). Rounds, deadline and over-selection as in our FedAvg, which P = {1} is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from edgefl.errors import ConfigError
+from edgefl.learning import Model, SubModel
+from edgefl.learning.ordered import OrderedSGD
+from edgefl.learning.work import Trained
+from edgefl.nodes import Faults, Message, Method, Node
+from edgefl.nodes.plan import RunPlan
+from edgefl.parameters import Vector
+from edgefl.patterns.reports import FINITE, Intake, answers
+from edgefl.patterns.rounds import (
+    Round,
+    RoundConfig,
+    Stop,
+    refuse_void_rounds,
+    somebody_alive,
+    unless_stopped,
+)
+
+
+class FjORDConfig(RoundConfig):
+    """P, and the rules of a round; the local training is [train]'s."""
+
+    widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    """P: shares of every hidden layer's units, ascending."""
+
+
+@dataclass(frozen=True)
+class Corner(Message):
+    """values: the receiver's corner of w."""
+
+    newest_by = ("sender",)
+    round: int
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class TrainedCorner(Message):
+    """What became of it."""
+
+    stale_by = "round"
+    once_by = ("sender", "life", "round")
+    round: int
+    values: Tensor
+    num_examples: int
+    num_steps: int
+    loss: float
+
+
+def corner(model: Model, width: float) -> SubModel:
+    """The first ceil(p n) units of every hidden layer."""
+    counts = model.narrowing.counts
+    return model.narrow({name: range(math.ceil(width * n - 1e-9)) for name, n in counts.items()})
+
+
+def limits(node: Node) -> dict[int, float]:
+    """p_k of every client."""
+    widths: Sequence[float] = node.config.widths
+    fastest_first = sorted(node.fleet.ids("client"), key=lambda k: (node.fleet.step_s(k), k))
+    n = len(fastest_first)
+    return {k: widths[-1 - i * len(widths) // n] for i, k in enumerate(fastest_first)}
+
+
+class CornerMean:
+    """Each coordinate's weighted mean over those who hold it: `WeightedMean`, coordinate by coordinate."""
+
+    def __init__(self, w: Vector) -> None:
+        self._w, self._mean = w, w.values.clone()
+        self._weight = torch.zeros(w.layout.size, dtype=torch.float64)
+
+    def add(self, held: SubModel, values: Tensor, weight: float) -> None:
+        """Take one client's corner in. weight: above 0."""
+        total = self._weight[held.index] + weight
+        share = (weight / total).to(values.dtype)
+        self._mean[held.index] = torch.lerp(self._mean[held.index], values, share)
+        self._weight[held.index] = total
+
+    def value(self) -> Vector:
+        """The means; w where nobody held anything."""
+        return self._w.with_values(self._mean)
+
+
+def opened(intake: Intake, w: Vector, corners: dict[int, SubModel], r: TrainedCorner) -> Tensor | None:
+    """The values of a report, checked; None: refused."""
+    held = corners[r.sender]
+    if r.values.shape != held.index.shape or r.values.dtype != w.values.dtype:
+        intake.refuse(r.sender, "it does not fit its corner")
+    elif r.num_steps < 1:
+        intake.refuse(r.sender, f"it claims {r.num_steps} local steps")
+    elif intake.model(r.sender, w.replace(held.index, r.values), w, r.num_examples) is not None:
+        return r.values
+    return None
+
+
+async def server(node: Node) -> Vector:
+    p = limits(node)
+    of_width = {width: corner(node.model, width) for width in set(p.values())}
+    corners = {k: of_width[p[k]] for k in p}
+    saved = node.saved or {"w": node.model.init(), "round": 0}
+    w: Vector = saved["w"]
+    intake = Intake(node, node.config.max_update_norm)
+    for t in node.rounds(saved["round"]):
+        await somebody_alive(node, tuple(p))
+        S_t = Round(node, t, tuple(p), intake)
+        for k in S_t.cohort:
+            node.send(k, Corner(t, corners[k].extract(w).values))
+        mean = CornerMean(w)
+        async for r, values in S_t.reports(TrainedCorner, partial(opened, intake, w, corners)):
+            mean.add(corners[r.sender], values, r.num_examples)
+        if S_t.counts:
+            w = mean.value()
+        S_t.record()
+        node.publish(w, step=t + 1)
+        await node.save(w=w, round=t + 1)
+    return w
+
+
+async def client(node: Node) -> None:
+    assert node.data is not None
+    p_k = limits(node)[node.id]
+    choices = [corner(node.model, p) for p in node.config.widths if p <= p_k]
+    limit, num_steps = choices[-1], node.workload.num_steps(len(node.data))
+    while True:
+        m = await node.receive(Corner)
+        drawn = node.rng("width", m.round).integers(len(choices), size=num_steps)
+        work = OrderedSGD(
+            Vector(limit.model.layout, m.values), node.data, m.round, node.workload, model=limit.model,
+            limit=limit, corners=tuple(choices[i] for i in drawn),
+        )  # fmt: skip
+        r: Trained | None = await unless_stopped(node, work, m.round)
+        if r is not None:
+            values = r.parameters.values
+            node.send(m.sender, TrainedCorner(m.round, values, len(node.data), r.num_steps, r.loss))
+
+
+def prepare(plan: RunPlan) -> None:
+    assert plan.learner is not None
+    widths = plan.config.widths
+    if not widths or list(widths) != sorted(set(widths)) or not 0 < widths[0] <= widths[-1] <= 1:
+        raise ConfigError("method.fjord.widths", widths, "shares above 0 and up to 1, ascending, each once")
+    if not plan.learner.model.narrowing.units:
+        raise ConfigError("model.name", plan.learner.model.name, "fjord needs a model with hidden units")
+    refuse_void_rounds(plan)
+
+
+METHOD = Method(
+    name="fjord",
+    title="Ordered dropout: nested sub-models by what a device can do",
+    paper="Horvath et al. 2021, https://arxiv.org/abs/2102.13451",
+    roles={"server": server, "client": client},
+    messages=(Corner, TrainedCorner, Stop),
+    config=FjORDConfig,
+    ends_with=("server",),
+    needs="star",
+    evaluates="server",
+    prepare=prepare,
+    tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(Corner, TrainedCorner)),
+    stateless=("client",),
+)

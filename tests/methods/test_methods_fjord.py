@@ -1,0 +1,175 @@
+"""FjORD: nested corners, each coordinate the mean of those who hold it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from methods_reference import INSTANT, Recording, batches, rate, run, start, with_programs
+from methods_reference import gradient as gradient_at
+from small import small_plan
+from toy import PROFILE, Watcher
+
+from edgefl.data import Batch
+from edgefl.errors import ConfigError
+from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload
+from edgefl.learning.ordered import OrderedSGD
+from edgefl.methods.federated.fjord import METHOD, CornerMean, corner
+from edgefl.parameters import WeightedMean
+
+UNEVEN = {"name": "dirichlet", "alpha": 0.5}
+
+
+def boards(speeds):
+    return [PROFILE.model_copy(update={"name": f"toy-{s}", "compute_flops": 1e9 / s}) for s in speeds]
+
+
+@pytest.mark.parametrize(
+    "train", [{}, {"momentum": 0.9, "weight_decay": 0.01}, {"optimizer": "adam"}], ids=str
+)
+def test_full_width_alone_is_fedavg_bit_for_bit(train):
+    train = {"local_steps": 3} | train
+    ours = run(small_plan("fjord", 4, rounds=3, train=train, data=UNEVEN, widths=(1.0,)))
+    theirs = run(small_plan("fedavg", 4, rounds=3, train=train, data=UNEVEN))
+    assert torch.equal(ours.results[0].values, theirs.results[0].values)
+    assert ours.traffic.payload_bytes == theirs.traffic.payload_bytes
+
+
+def test_one_width_for_all_is_fedavg_on_the_corner_and_nothing_else_moves():
+    """Weight decay does not touch what is outside."""
+    train = {"local_steps": 3, "momentum": 0.5, "weight_decay": 0.1}
+    plan = small_plan("fjord", 3, rounds=2, train=train, data=UNEVEN, widths=(0.25,))
+    whole = plan.learner.model
+    held = corner(whole, 0.25)
+    w = held.extract(whole.init())
+    learner = Learner(held.model, TrainConfig(learning_rate=0.1, batch_size=16, **train))
+    for t in range(2):
+        mean = WeightedMean(held.model.layout)
+        for spec in plan.nodes[1:]:
+            work = LocalSGD(w, spec.data, t, Workload(batch_size=16, steps=3))
+            mean.add(work.run(learner).parameters, len(spec.data))
+        w = mean.value(otherwise=w)
+    found = run(plan).results[0]
+    assert torch.allclose(found.values[held.index], w.values, rtol=0, atol=1e-6)
+    outside = torch.ones(whole.layout.size, dtype=torch.bool)
+    outside[held.index] = False
+    assert torch.equal(found.values[outside], whole.init().values[outside])
+
+
+@pytest.mark.parametrize(
+    "model", [{}, {"hidden": (10, 7)}, {"name": "cnn"}, {"name": "resnet", "norm": "none"}], ids=str
+)
+def test_corners_are_nested(model):
+    whole = small_plan("fjord", 2, model=model).learner.model
+    corners = [corner(whole, p) for p in (0.2, 0.4, 0.6, 0.8, 1.0)]
+    for small, large in itertools.pairwise(corners):
+        assert set(small.index.tolist()) < set(large.index.tolist())
+        assert small.index.tolist() == sorted(small.index.tolist())
+    assert corners[-1].model is whole
+
+
+def test_widths_round_up_to_whole_units():
+    whole = small_plan("fjord", 2, model={"hidden": (10,)}).learner.model
+    assert [corner(whole, p).keep["hidden1"][-1] + 1 for p in (0.2, 0.3, 0.55, 0.01)] == [2, 3, 6, 1]
+
+
+def test_a_coordinate_is_the_mean_of_those_who_hold_it():
+    whole = small_plan("fjord", 2, model={"hidden": (4,)}).learner.model
+    w = whole.init()
+    small, large = corner(whole, 0.25), corner(whole, 0.75)
+    mean = CornerMean(w)
+    mean.add(small, torch.full_like(small.extract(w).values, 4.0), 1)
+    mean.add(large, torch.full_like(large.extract(w).values, 1.0), 3)
+    value = mean.value()
+    assert torch.allclose(value.values[small.index], torch.tensor(1.75))
+    inside, outside = set(small.index.tolist()), set(range(whole.layout.size)) - set(large.index.tolist())
+    between = sorted(set(large.index.tolist()) - inside)
+    assert torch.equal(value.values[between], torch.ones(len(between)))
+    rest = sorted(outside)
+    assert rest and torch.equal(value.values[rest], w.values[rest])
+
+
+def test_the_slowest_get_the_smallest_corners_and_send_what_these_hold():
+    plan = small_plan("fjord", 4, rounds=2, profiles=boards([1, 3, 1, 4, 2]), widths=(0.25, 0.5, 0.75, 1.0))
+    outcome, model = run(plan), plan.learner.model
+    for k, width in ((3, 0.25), (1, 0.5), (4, 0.75), (2, 1.0)):
+        values = corner(model, width).model.layout.size
+        for key in ((0, k, "Corner"), (k, 0, "TrainedCorner")):
+            assert outcome.traffic.table[key][:2] == [2, 2 * 4 * values]
+
+
+def test_a_step_trains_the_corner_that_it_drew():
+    plan = small_plan("fjord", 1, rounds=1, train={"local_steps": 8}, widths=(0.5, 1.0))
+    model, x = plan.learner.model, start(plan)
+    recording = Recording(plan.learner)
+    works = []
+    inner = recording.run
+    recording.run = lambda items: (works.extend(items), inner(items))[1]
+    found = run(plan, executor=recording).results[0]
+    (work,) = [w for w in works if isinstance(w, OrderedSGD)]
+    assert {c.model for c in work.corners} == {model, corner(model, 0.5).model}
+    for held, batch in zip(work.corners, batches(plan, 1, range(8)), strict=True):
+        gone = torch.ones(len(x), dtype=torch.bool)
+        gone[held.index] = False
+        silent = x.masked_fill(gone, 0.0)
+        x = torch.where(gone, x, x - rate(plan) * gradient_at(plan, silent, batch))
+    assert torch.allclose(found.values, x, rtol=0, atol=1e-6)
+    full = LocalSGD(model.init(), plan.nodes[1].data, 0, plan.nodes[1].workload).cost(plan.learner)
+    halves = sum(c.model is not model for c in work.corners)
+    assert work.cost(plan.learner).flops == pytest.approx(full.flops * (1 - halves / 8 / 2))
+
+
+def test_no_client_is_late_where_limits_follow_speed():
+    """Widths as speeds: each step of a corner takes each device about as long."""
+    speeds, widths = [1, 4, 2, 1], (0.25, 0.5, 1.0)
+    seconds = {}
+    for name, config in (("fjord", {"widths": widths}), ("fedavg", {})):
+        plan = small_plan(
+            name, 3, rounds=4, access=INSTANT, profiles=boards(speeds), train={"local_steps": 8}, **config
+        )
+        seconds[name] = run(plan).time_s
+    assert seconds["fjord"] <= 0.26 * seconds["fedavg"]
+
+
+def test_it_learns():
+    plan = small_plan("fjord", 5, rounds=12, train={"local_steps": 20}, profiles=boards([1, 5, 4, 3, 2, 1]))
+    outcome = run(plan)
+    data = plan.nodes[1].data.dataset
+    whole = plan.learner.model
+    for width, least in ((1.0, 0.85), (0.4, 0.75)):
+        held = corner(whole, width)
+        learner = Learner(held.model, plan.learner.train)
+        measured = learner.measure(held.extract(outcome.results[0]), Batch(data.x_test, data.y_test))
+        assert measured.correct / measured.num_targets > least
+
+
+def test_impossible_settings_are_refused():
+    for widths in ((), (0.5, 0.5), (1.0, 0.5), (0.0, 1.0), (0.5, 1.5)):
+        with pytest.raises(ConfigError, match="shares above 0 and up to 1"):
+            METHOD.prepare(small_plan("fjord", 2, widths=widths))
+    with pytest.raises(ConfigError, match="needs a model with hidden units"):
+        METHOD.prepare(small_plan("fjord", 2, model={"name": "linear"}))
+    with pytest.raises(ConfigError, match="norm = 'none'"):
+        METHOD.prepare(small_plan("fjord", 2, model={"name": "resnet"}))
+    METHOD.prepare(small_plan("fjord", 2))
+
+
+def test_a_report_of_another_size_is_refused_by_name():
+    plan = small_plan("fjord", 2, rounds=1)
+    seen = Watcher()
+
+    async def client(node):
+        inner, program = node.send, METHOD.roles["client"]
+
+        def send(to, message):
+            return inner(to, replace(message, values=torch.zeros(3)) if node.id == 1 else message)
+
+        node.send = send
+        await program(node)
+
+    assert run(with_programs(plan, client=client), seen).status == "finished"
+    assert [d for _, kind, _, d in seen.events if kind == "refused"] == [
+        "the update of node 1: it does not fit its corner"
+    ]
