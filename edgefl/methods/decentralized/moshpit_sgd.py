@@ -8,13 +8,17 @@ rounds give the exact mean; members who vanish spoil one small group for one rou
 The place is mapped into 0 .. M-1 by a sample of distinct values keyed by the group's id, so that partly
 filled groups spread as well (hivemind).
 Choices: keys start as the lowest d - 1 base-M digits of a peer's rank, a full grid where n = M^d. A peer that
-finds no group counts the round as done and draws its newest coordinate. Peers look for a group for a tenth of
-their local phase, and wait three times the predicted transfer for a member's part. A peer that has made its
-rounds answers on until all have, or until nobody has said so for a while. `round_in_key` adds t to
-the key, as the paper's pseudocode does; hivemind's keys have none, so that peers at different rounds meet.
+finds no group counts the round as done and draws its newest coordinate. Leaders wait for members for a tenth
+of their local phase, but no shorter than an averaging takes: otherwise members of groups that ended at
+different times would miss each other for good. A member's part is waited for three times the predicted
+transfer. A peer that has made its rounds answers on until all have, or until nobody has said so for a while.
+`round_in_key` adds t to the key, as the paper's pseudocode does; hivemind's keys have none, so that peers at
+different rounds meet.
 """
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from pydantic import Field
 
@@ -44,8 +48,8 @@ class MoshpitConfig(MethodConfig):
     min_group_size: int = Field(default=2, ge=2)
     """Fewest members with which a group begins when its leader's time is up."""
     matchmaking_s: float | None = Field(default=None, gt=0)
-    """How long a leader waits for members; a tenth of its local phase, and at least ten round trips, where
-    not given."""
+    """How long a leader waits for members; where not given, the longest of a tenth of its local phase, a full
+    group's averaging as predicted, and ten round trips."""
     request_timeout_s: float = Field(default=3.0, gt=0)
     """How long a peer that was asked may take to answer."""
     weighting: str = Field(default="uniform", pattern="^(uniform|samples)$")
@@ -53,7 +57,8 @@ class MoshpitConfig(MethodConfig):
     round_in_key: bool = False
     """Whether only peers in the same round can meet."""
     absence: float = Field(default=0.0, ge=0, lt=1)
-    """p: probability that a peer stays out of a round's averaging (the paper's experiment)."""
+    """p: probability that a peer stays out of a round's averaging, for as long as that is predicted to take
+    (the paper's experiment)."""
 
 
 def start_key(rank: int, M: int, d: int) -> Key:
@@ -95,14 +100,16 @@ async def peer(node: Node) -> Vector:
         bandwidth_bytes_per_s=min(access.up_bytes_per_s, access.down_bytes_per_s),
         weight=len(node.data) if config.weighting == "samples" else 1.0,
     )
-    round_trip_s = 2 * max((node.fleet.latency_s(node.id, j) for j in peers), default=0.0)
+    averaging_s, round_trip_s = _predicted_s(node, peers, M, x)
     for t in node.rounds(saved["round"]):
         began_s = node.now()
         r: Trained = await node.compute(LocalSGD(x, node.data, t, node.workload, state=state))  # tau steps
         x, state = r.parameters, r.state
-        window_s = config.matchmaking_s or max((node.now() - began_s) / 10, 10 * round_trip_s)
-        present = len(peers) > 1 and float(node.rng("absent", t).random()) >= config.absence
-        for k in range(config.group_rounds if present else 0):
+        window_s = config.matchmaking_s or max((node.now() - began_s) / 10, averaging_s, 10 * round_trip_s)
+        absent = float(node.rng("absent", t).random()) < config.absence
+        if absent:
+            await node.sleep(config.group_rounds * averaging_s)
+        for k in range(0 if absent or len(peers) == 1 else config.group_rounds):
             stamp = f"{t}.{k}/" if config.round_in_key else ""
             group = await maker.find(stamp + ".".join(map(str, C)), M, window_s)
             if group is None:
@@ -117,6 +124,14 @@ async def peer(node: Node) -> Vector:
         await node.save(x=x, round=t + 1, state=state, key=C)
     await until_all_finish(node, [j for j in peers if j != node.id], timeout_s=patience_s(node, 2))
     return x
+
+
+def _predicted_s(node: Node, peers: Sequence[int], M: int, x: Vector) -> tuple[float, float]:
+    """Seconds of the averaging in a full group of peers like this one, and of the longest round trip."""
+    access = node.fleet.access(node.id)
+    rate = min(access.up_bytes_per_s, access.down_bytes_per_s)
+    round_trip_s = 2 * max(node.fleet.latency_s(node.id, j) for j in peers)
+    return split_time_s([rate] * M, [1 / M] * M, pack(x).nbytes) + round_trip_s, round_trip_s
 
 
 async def _averaged(node: Node, x: Vector, group: Group, weight: float) -> Vector:
