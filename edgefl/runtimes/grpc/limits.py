@@ -29,7 +29,7 @@ class Limits:
     """Most time that one frame may take the link."""
     grace_s: float = 30.0
     """A process that stays away this long is gone."""
-    connect_timeout_s: float = 60.0
+    connect_timeout_s: float = 180.0
     """All processes must have connected by then."""
     hello_timeout_s: float = 10.0
     """A stream that has not said who it is by then is refused."""

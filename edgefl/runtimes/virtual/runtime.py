@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -52,6 +53,7 @@ class VirtualRuntime(Interpreter):
         self._num_ticks = 0
         self._time_s = 0.0
         self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._last: list[Callable[..., None]] = []
         self._sequence = 0
         self.num_events = 0
