@@ -19,7 +19,8 @@ from edgefl.patterns.reports import is_finite
 
 METHODS = [
     "fedavg", "fedprox", "fednova", "fedadam", "fedyogi", "fedadagrad", "median", "trimmed-mean", "krum",
-    "multi-krum", "scaffold", "hierarchical-fedavg", "fedasync", "fedbuff", "bsp", "ssp", "asyncdrop", "fjord",
+    "multi-krum", "scaffold", "hierarchical-fedavg", "fedasync", "fedbuff", "bsp", "ssp", "asyncdrop",
+    "fjord",
 ]  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""Moshpit SGD: d rounds on a full grid are the exact mean, and members who vanish cost one group one round."""
+"""Moshpit SGD: d rounds on a full grid are the exact mean; members who vanish cost one group one round."""
 
 from __future__ import annotations
 

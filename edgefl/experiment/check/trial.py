@@ -15,8 +15,8 @@ from edgefl.nodes.operations import Receive
 from edgefl.nodes.plan import Crash, Partition, RunPlan
 from edgefl.nodes.traffic import Traffic
 from edgefl.parameters import Vector
-from edgefl.runtimes.interpreter import NodeState
 from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.tasks import NodeState
 from edgefl.runtimes.virtual import VirtualRuntime
 
 MOST_AT_ONCE = 100_000
