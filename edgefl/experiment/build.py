@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -196,6 +197,7 @@ def _network(experiment: Experiment, topology: Topology, names: list[str], first
         access=access,
         link_model=network.link_model,
         segments={k: bytes_per_s(v, f"network.segments.{k}") for k, v in network.segments.items()},
+        path_bytes_per_s=math.inf if network.path is None else bytes_per_s(network.path, "network.path"),
         caps={(cap.sender, cap.receiver): bytes_per_s(cap.rate, "network.caps") for cap in network.caps},
     )
 

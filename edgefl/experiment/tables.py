@@ -141,7 +141,10 @@ class Network(Table):
     first, sends so many times slower; or {"3" = 5.0}: factors by node id."""
     segments: dict[str, str | Positive] = {}
     """Rate of each shared segment that links name, bytes per second or text such as "54 Mbit/s"."""
+    path: str | Positive | None = None
+    """Most that one flow between any two nodes gets, bytes per second or text such as "2 Mbit/s"."""
     caps: tuple[Cap, ...] = ()
+    """Limits of pairs, in its place."""
 
     @field_validator("stragglers")
     @classmethod
@@ -169,6 +172,8 @@ class Network(Table):
                 )
         for name, rate in self.segments.items():
             bytes_per_s(rate, f"network.segments.{name}")
+        if self.path is not None:
+            bytes_per_s(self.path, "network.path")
         for cap in self.caps:
             bytes_per_s(cap.rate, "network.caps")
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,14 +18,19 @@ class NetworkPlan:
     """Topology, access links and link model of a run.
 
     access: one per node, by id. segments: rate of each shared segment in bytes per second, by name.
-    caps: most bytes per second of one flow between a pair (sender, receiver).
+    path_bytes_per_s: most of one flow between any two nodes. caps: of pairs (sender, receiver), instead.
     """
 
     topology: Topology
     access: tuple[Access, ...]
     link_model: LinkModel = "fair"
     segments: Mapping[str, float] = field(default_factory=dict)
+    path_bytes_per_s: float = math.inf
     caps: Mapping[tuple[int, int], float] = field(default_factory=dict)
+
+    def cap(self, sender: int, receiver: int) -> float:
+        """Most bytes per second of one flow of a pair, whatever its ends could do."""
+        return self.caps.get((sender, receiver), self.path_bytes_per_s)
 
     def latency_s(self, sender: int, receiver: int) -> float:
         """Planned one-way latency of a pair, in seconds, without jitter."""
@@ -35,4 +41,4 @@ class NetworkPlan:
         ends = (self.access[sender], self.access[receiver])
         rates = [ends[0].up_bytes_per_s, ends[1].down_bytes_per_s]
         rates += [self.segments[e.segment] for e in ends if e.segment is not None]
-        return min(*rates, self.caps.get((sender, receiver), float("inf")))
+        return min(*rates, self.cap(sender, receiver))

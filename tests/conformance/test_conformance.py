@@ -62,9 +62,11 @@ SYNCHRONOUS = [
     "hierarchical-fedavg",
     "choco-sgd",
     "fjord",
+    "h-ring-psgd",
+    "delay-by-one",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
-ASYNCHRONOUS += ["fedbuff", "ssp", "asyncdrop"]
+ASYNCHRONOUS += ["fedbuff", "ssp", "asyncdrop", "combo", "moshpit-sgd", "h-adpsgd"]
 SETTINGS = {
     "krum": ["method.krum.num_hostile=0"],
     "multi-krum": ["method.multi-krum.num_hostile=0"],

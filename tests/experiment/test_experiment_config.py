@@ -46,6 +46,7 @@ REFUSED = [
     ("network.link={like='home', segment='ap'}", "network.segments", "a rate for each segment"),
     ("network.link_model=fare", "network.link_model", "'fair'"),
     ("network.caps=[{sender=0, receiver=9, rate=1000}]", "network.caps", "nodes 0 to 4"),
+    ("network.path='2 Mbits'", "network.path", "a number and a unit"),
     ("data.name=digit", "data.name", "did you mean 'digits'?"),
     ("data.partition={name='shards', shards_per_node=11}", "data.partition.shards_per_node", "labels (10)"),
     ("data.partition.alpha=0", "data.partition.alpha", "greater than 0"),

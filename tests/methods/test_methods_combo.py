@@ -183,13 +183,12 @@ def test_a_worker_receives_r_models_a_round(S, R):
 def round_s(n, S, R, seeds=3):
     """Seconds of a round without training, in models at the access rate; a path holds a tenth of it."""
     C, times = 1e6, []
-    pairs = [(i, j) for i in range(n) for j in range(n) if i != j]
     for seed in range(seeds):
         plan = small_plan(
             "combo", n, rounds=1, seed=seed, segments=S, replicas=R, access=access(C), link_model="fair",
             train=STILL | {"local_steps": 1}, model={"name": "mlp", "hidden": [900]},
         )  # fmt: skip
-        network = dataclasses.replace(plan.network, caps=dict.fromkeys(pairs, C / 10))
+        network = dataclasses.replace(plan.network, path_bytes_per_s=C / 10)
         plan = dataclasses.replace(plan, network=network)
         d = plan.learner.model.layout.size
         watcher = Watcher()

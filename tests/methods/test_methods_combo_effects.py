@@ -29,12 +29,11 @@ def plan_of(method: str, seed: int, work_u: float, rounds: int, **config: Any) -
         method, WORKERS, rounds=rounds, seed=seed, train=train, data=data, access=access(C),
         link_model="fair", **config,
     )  # fmt: skip
-    n = len(plan.nodes)
-    caps = {(i, j): C / 10 for i in range(n) for j in range(n) if i != j}
-    caps = caps if method == "combo" else {}
-    slowdown = work_u * U / TAU / step_s(plan, n - 1)
+    slowdown = work_u * U / TAU / step_s(plan, 1)
     nodes = tuple(dataclasses.replace(spec, slowdown=slowdown) for spec in plan.nodes)
-    return dataclasses.replace(plan, nodes=nodes, network=dataclasses.replace(plan.network, caps=caps))
+    return dataclasses.replace(
+        plan, nodes=nodes, network=dataclasses.replace(plan.network, path_bytes_per_s=C / 10)
+    )
 
 
 class Watch(Accuracy):

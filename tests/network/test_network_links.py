@@ -80,3 +80,10 @@ def test_plan_takes_the_narrowest_place():
     assert plan.rate_bytes_per_s(0, 1) == 1e6
     assert plan.rate_bytes_per_s(1, 0) == 10.0
     assert plan.latency_s(0, 1) == pytest.approx(0.0252)
+
+
+def test_a_path_holds_every_pair_but_those_with_a_cap_of_their_own():
+    ends = (link("ethernet"), link("ethernet"))
+    plan = NetworkPlan(make_topology("ring", 2), ends, path_bytes_per_s=100.0, caps={(1, 0): 1000.0})
+    assert (plan.cap(0, 1), plan.cap(1, 0)) == (100.0, 1000.0)
+    assert (plan.rate_bytes_per_s(0, 1), plan.rate_bytes_per_s(1, 0)) == (100.0, 1000.0)

@@ -51,6 +51,11 @@ METHODS = [
     "asyncdrop",
     "fjord",
     "asyncdrop random previous",
+    "combo",
+    "moshpit-sgd",
+    "h-adpsgd",
+    "h-ring-psgd",
+    "delay-by-one",
 ]
 CONFIGS = {
     "fedprox": {"budget_s": 0.001, "over_selection": 0.5, "client_fraction": 0.5},

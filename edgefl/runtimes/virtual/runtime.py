@@ -205,8 +205,7 @@ class VirtualRuntime(Interpreter):
         size = float(encoded_bytes)
         if not (kind.lossy or self._lossless):
             size /= 1 - self._loss(sender, receiver)
-        caps = self.plan.network.caps
-        cap = caps.get((sender, receiver), math.inf) if caps else math.inf
+        cap = self.plan.network.cap(sender, receiver)
         flow = Flow(transfer, sender, receiver, kind, encoded_bytes, size, cap, rate)
         transfer.flows.append(flow)
         self._leaving[sender][flow] = None
