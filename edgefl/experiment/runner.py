@@ -150,21 +150,11 @@ def _run_in(
     hosted: tuple[int, ...] = (0,),
 ) -> RunResult:
     """Run, and leave the folder with the run's status, whatever comes."""
-    experiment = built.experiment
-    target = experiment.stop.target.value if experiment.stop.target else None
-    report = Reporter(progress, target)
     is_virtual = record["runtime"] == "virtual"
-    observer = RunObserver(built, report, hosted=None if is_virtual else hosted, keep_events=keep_events)
-    if progress is not None:
-        progress.begin(
-            _description(built),
-            time_s=experiment.stop.time_s,
-            rounds=experiment.stop.rounds,
-            metric=built.metric,
-            target=target,
-        )
-    status = "failed"
+    status, observer = "failed", None
     try:
+        report = _begin(built, progress)
+        observer = RunObserver(built, report, hosted=None if is_virtual else hosted, keep_events=keep_events)
         with one_thread():
             outcome = execute(observer)
             observer.final(outcome)
@@ -195,6 +185,21 @@ def _run_in(
     if status == INTERRUPTED:
         raise KeyboardInterrupt
     return RunResult(folder.path, summary)
+
+
+def _begin(built: Built, progress: Progress | None) -> Reporter:
+    """Tell who watches what begins; returns what tells them the rest."""
+    stop = built.experiment.stop
+    target = stop.target.value if stop.target else None
+    if progress is not None:
+        progress.begin(
+            _description(built),
+            time_s=stop.time_s,
+            rounds=stop.rounds,
+            metric=built.metric,
+            target=target,
+        )
+    return Reporter(progress, target)
 
 
 def _execute(folder: RunFolder, built: Built, runtime: str, processes: bool, profiled: bool) -> Execute:
@@ -234,14 +239,14 @@ def _leave(
     record: dict[str, Any],
     status: str,
     reason: str,
-    observer: RunObserver,
+    observer: RunObserver | None,
     error: BaseException | None,
 ) -> None:
     """Write what there is of a run that did not end well; a full disk may not even take that."""
     shown = None if error is None else "".join(traceback.format_exception(error))
     with suppress(OSError):
         _end(folder, record | {"error": shown}, status, reason, None)
-        for name in (*PREFIX_TABLES, "events"):
+        for name in (*PREFIX_TABLES, "events") if observer is not None else ():
             folder.write_table(name, getattr(observer, name))
 
 
