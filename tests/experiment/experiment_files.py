@@ -11,6 +11,12 @@ seed = 3
 name = "fedavg"
 [method.divshare]
 recipients = 2
+
+[method.divshare-adpsgd]
+recipients = 2
+
+[method.divshare-swift]
+recipients = 2
 [method.fedprox]
 proximal_mu = 0.1
 [method.krum]
