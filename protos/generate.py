@@ -1,7 +1,7 @@
 """Build the code in `edgefl/messages/v1/` from `protos/edgefl/v1/*.proto`: python protos/generate.py
 
 The files keep their package path under `protos/`; the code lies in `edgefl.messages.v1`, so its imports of
-one another are rewritten to that place. Needs grpcio-tools 1.72, whose stubs run on the widest range.
+one another are rewritten to that place. Needs grpcio-tools 1.72.1, whose stubs run on the widest range.
 """
 
 from __future__ import annotations
