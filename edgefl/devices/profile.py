@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from edgefl.devices.kernels import Kernels
 
 
 class DeviceProfile(BaseModel):
@@ -35,6 +39,10 @@ class DeviceProfile(BaseModel):
     """Energy of sending or receiving one byte, in joules."""
     step_times_s: dict[str, dict[int, float]] = Field(default_factory=dict)
     """Measured seconds of one training step, by model name and batch size; used as they are where present."""
+    kernels: Kernels | None = None
+    """Measured times of the operators that training is made of: they predict any model's step."""
+    machine: dict[str, Any] = Field(default_factory=dict)
+    """What the profiler found beside: board, system, rates, load, and what is not offered. For people."""
     source: str = ""
     """Where the figures come from."""
 

@@ -19,6 +19,7 @@ from edgefl.errors import ConfigError
 from edgefl.learning.counting import BlockCount, count_blocks
 from edgefl.learning.initial import initialise
 from edgefl.learning.narrowing import Narrowing, SubModel, checked, index_of, narrow_factories, narrowing_of
+from edgefl.learning.operators import Loss, Passes, StepTimes, trace_blocks
 from edgefl.parameters import Layout, Vector
 
 Factory = Callable[[], nn.Module]
@@ -208,6 +209,23 @@ class Model:
             saved_bytes=sum(b.saved_bytes for b in blocks),
             parameter_bytes=self.layout.size * self.layout.dtype.itemsize,
         )
+
+    @cached_property
+    def block_passes(self) -> tuple[Passes, ...]:
+        """The operators of each block; of a whole model, those of its loss at the end."""
+        if self.whole is not None:
+            whole = self.whole.block_passes
+            end = self.first + len(self.factories)
+            # The loss belongs to the stage that ends where the model ends.
+            return whole[self.first : end + (end == len(self.whole.factories))]
+        return trace_blocks((*self.build(), Loss(self.task)), self.example(1))
+
+    @cached_property
+    def step_times(self) -> StepTimes:
+        """What its passes take where a device's kernels are measured."""
+        passes, blocks = self.block_passes, len(self.factories)
+        loss = passes[blocks] if len(passes) > blocks else None
+        return StepTimes(passes[:blocks], loss, self.layout.size, math.prod(self.input_shape))
 
     @cached_property
     def _parameter_offsets(self) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from edgefl.data import Batch, LocalData
 from edgefl.errors import ConfigError
 from edgefl.learning import tasks
 from edgefl.learning.cost import Cost
+from edgefl.learning.operators import Batches, Calls
 from edgefl.learning.workload import Workload
 from edgefl.parameters import Vector
 
@@ -102,6 +103,12 @@ class LocalSGD(Work):
             memory_bytes=2 * size + state + self.workload.batch_size * 2 * counts.saved_bytes,
             model=model.label,
             batch_size=self.workload.batch_size,
+            calls=Calls(
+                model,
+                "step",
+                _batches(len(self.data), self.workload.batch_size, steps),
+                state_bytes=state,
+            ),
         )
 
     def run(self, learner: Learner) -> Trained:
@@ -343,6 +350,14 @@ def _num_examples(size: int, batch_size: int, steps: range) -> int:
     return before(steps.stop) - before(steps.start)
 
 
+def _batches(size: int, batch_size: int, steps: range) -> Batches:
+    """The sizes of the batches in these steps, full ones and the smaller last ones of epochs, and how many."""
+    per_epoch, last = -(-size // batch_size), size % batch_size
+    num_small = 0 if not last else steps.stop // per_epoch - steps.start // per_epoch
+    batches = ((batch_size, len(steps) - num_small), (last, num_small))
+    return tuple((size, count) for size, count in batches if size and count)
+
+
 def stage_forward_cost(stage: Model, num_examples: int) -> Cost:
     """What StageForward costs; whether its values are kept changes nothing."""
     return _forward_cost(stage, num_examples)
@@ -351,8 +366,9 @@ def stage_forward_cost(stage: Model, num_examples: int) -> Cost:
 def stage_backward_cost(stage: Model, num_examples: int, input_gradient: bool, kept: bool) -> Cost:
     """What StageBackward costs; kept: without the forward pass, which was charged when it was made."""
     cost = gradient_cost(stage, num_examples, num_examples, input_gradient)
+    batches = ((num_examples, 1),)
     if not kept:
-        return cost
+        return replace(cost, calls=Calls(stage, "stage", batches, input_gradient))
     forward = _forward_cost(stage, num_examples)
     return replace(
         cost,
@@ -360,17 +376,20 @@ def stage_backward_cost(stage: Model, num_examples: int, input_gradient: bool, k
         traffic_bytes=cost.traffic_bytes - forward.traffic_bytes,
         model=None,
         batch_size=None,
+        calls=Calls(stage, "backward", batches, input_gradient),
     )
 
 
 def _forward_cost(model: Model, num_examples: int, at_once: int | None = None) -> Cost:
     counts = model.counts
     held = min(num_examples, at_once or num_examples)
+    full, last = divmod(num_examples, held) if held else (0, 0)
     return Cost(
         flops=num_examples * counts.forward_flops,
         traffic_bytes=counts.parameter_bytes + num_examples * counts.saved_bytes,
         num_steps=1,
         memory_bytes=counts.parameter_bytes + held * counts.saved_bytes,
+        calls=Calls(model, "forward", tuple((n, k) for n, k in ((held, full), (last, 1)) if n and k)),
     )
 
 
@@ -385,4 +404,5 @@ def gradient_cost(model: Model, num_examples: int, batch_size: int, input_gradie
         memory_bytes=2 * counts.parameter_bytes + num_examples * 2 * counts.saved_bytes,
         model=model.label,
         batch_size=batch_size,
+        calls=Calls(model, "gradient", ((num_examples, 1),), input_gradient),
     )
