@@ -65,7 +65,9 @@ class Kernels(BaseModel):
     node_s: float = Field(ge=0, le=1)
     """Seconds that automatic differentiation adds for each operator that it follows, both passes together."""
     context_s: dict[str, float] = Field(default_factory=dict)
-    """Seconds that one call takes longer among other operators than when it is called again and again."""
+    """By kind: seconds that one call takes longer among other operators than when called again and again."""
+    scale: float = Field(default=1.0, gt=0, le=10)
+    """How many times longer all calls take in training steps."""
     times: dict[str, tuple[tuple[float, ...], ...]]
     """By kind (KINDS): rows of the dimensions and the seconds that one call took."""
 
@@ -92,7 +94,7 @@ class Kernels(BaseModel):
 
     def seconds(self, kind: str, dims: Dims) -> float:
         """What one call takes. dims: as KINDS names them."""
-        return self._curves[kind].seconds(dims) + self.context_s.get(kind, 0.0)
+        return self.scale * (self._curves[kind].seconds(dims) + self.context_s.get(kind, 0.0))
 
 
 class _Curve:

@@ -1,0 +1,284 @@
+"""Workloads from profiles, links, model costs and data: who trains on how much, so that few wait.
+
+A round of a device, as planned here: the model comes down, the device trains, the model goes up, each
+transfer with the links to itself. `edgefl plan` shows what becomes of that when all share the links.
+
+Policies:
+uniform: [train]'s batch size and steps for all.
+proportional-batch: batch sizes that let all devices end a round of [train]'s local steps together, as far as
+their overheads, data and memory allow; the fleet trains on at least as many examples per step as with uniform.
+deadline: as many local steps as fit before a common deadline, at [train]'s batch size.
+cluster: uniform, and the devices in groups of like speed, which methods find in node.fleet.groups.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from edgefl.errors import ConfigError
+from edgefl.learning.cost import Cost, duration_s
+from edgefl.learning.learner import Learner
+from edgefl.learning.work import LocalSGD
+from edgefl.learning.workload import Workload
+from edgefl.network import NetworkPlan
+from edgefl.nodes.plan import NodeSpec
+
+Policy = Literal["uniform", "proportional-batch", "deadline", "cluster"]
+_HALVINGS = 60
+
+
+class AssignConfig(BaseModel):
+    """The [assign] table: how much of the work each device takes."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    policy: Policy = "uniform"
+    """uniform, proportional-batch, deadline or cluster."""
+    deadline_s: float | None = Field(default=None, gt=0)
+    """deadline: seconds of a round, transfers included; the slowest device's with uniform where not given."""
+    max_steps: int | None = Field(default=None, gt=0)
+    """deadline: most local steps of a device."""
+    groups: int = Field(default=2, ge=1)
+    """cluster: how many groups."""
+
+
+@dataclass(frozen=True)
+class Share:
+    """One device's part. compute_s, transfer_s: of one round as planned; idle: share of the round that the
+    device neither computes nor transfers."""
+
+    workload: Workload
+    compute_s: float
+    transfer_s: float
+    idle: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        return self.compute_s + self.transfer_s
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """shares: by node id, of those that hold data. round_s: the longest of them. groups: of node ids, the
+    fastest first."""
+
+    shares: Mapping[int, Share]
+    round_s: float
+    groups: tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """What is planned for. slowdowns: how many times its profile's time each node takes, by id."""
+
+    nodes: Sequence[NodeSpec]
+    network: NetworkPlan
+    learner: Learner
+    slowdowns: Mapping[int, float]
+
+    @classmethod
+    def of(cls, nodes: Sequence[NodeSpec], network: NetworkPlan, learner: Learner) -> Fleet:
+        """The fleet of a run before it begins."""
+        return cls(nodes, network, learner, {i: node.slowdown for i, node in enumerate(nodes)})
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The nodes that hold data."""
+        return tuple(i for i, node in enumerate(self.nodes) if node.data is not None and len(node.data))
+
+    def cost(self, i: int, workload: Workload) -> Cost:
+        """What a round of local training costs node i."""
+        data = self.nodes[i].data
+        assert data is not None
+        return LocalSGD(self.learner.model.init(), data, 0, workload).cost(self.learner)
+
+    def compute_s(self, i: int, workload: Workload) -> float:
+        """Seconds of that."""
+        return duration_s(self.cost(i, workload), self.nodes[i].profile) * self.slowdowns[i]
+
+    def transfer_s(self, i: int) -> float:
+        """Seconds of one model down and one up, alone on the links, between node i and the slowest of whom
+        it talks to."""
+        size = self.learner.model.layout.nbytes
+        others = self.network.topology.neighbors(i)
+        times = [
+            size / self.network.rate_bytes_per_s(j, i)
+            + size / self.network.rate_bytes_per_s(i, j)
+            + 2 * self.network.latency_s(i, j)
+            for j in others
+        ]
+        return max(times, default=0.0)
+
+    def fits(self, i: int, workload: Workload) -> bool:
+        return self.cost(i, workload).memory_bytes <= self.nodes[i].profile.memory_bytes
+
+
+def assign(fleet: Fleet, config: AssignConfig) -> Assignment:
+    """Workloads for all nodes that hold data. Raises ConfigError for what the policy cannot do."""
+    ids = fleet.ids
+    uniform = {i: fleet.nodes[i].workload for i in ids}
+    if config.policy == "proportional-batch":
+        workloads = _proportional_batches(fleet, uniform)
+    elif config.policy == "deadline":
+        workloads = _steps_that_fit(fleet, uniform, config)
+    else:
+        workloads = uniform
+    num_groups = min(config.groups, len(ids)) if config.policy == "cluster" else 1
+    return _planned(fleet, workloads, _groups(fleet, uniform, num_groups))
+
+
+def replanned(
+    fleet: Fleet,
+    config: AssignConfig,
+    now: Assignment,
+    observed_s: Mapping[int, float],
+    *,
+    drift: float = 0.2,
+) -> tuple[Fleet, Assignment]:
+    """The plan again, once devices take another time than planned; the same objects where all keep to it.
+
+    observed_s: seconds of computing in a round, by node, of those that reported. drift: what a device may be
+    off its plan, as a share. Between rounds a server calls this and sends the new workloads with the model.
+    """
+    slowdowns = dict(fleet.slowdowns)
+    for i, seconds in observed_s.items():
+        factor = seconds / now.shares[i].compute_s
+        if abs(factor - 1) > drift:
+            slowdowns[i] *= factor
+    if slowdowns == dict(fleet.slowdowns):
+        return fleet, now
+    new = replace(fleet, slowdowns=slowdowns)
+    return new, assign(new, config)
+
+
+def _planned(
+    fleet: Fleet, workloads: Mapping[int, Workload], groups: tuple[tuple[int, ...], ...]
+) -> Assignment:
+    shares = {i: Share(w, fleet.compute_s(i, w), fleet.transfer_s(i)) for i, w in workloads.items()}
+    round_s = max((share.total_s for share in shares.values()), default=0.0)
+    idle = {i: replace(share, idle=1 - share.total_s / round_s) for i, share in shares.items()}
+    return Assignment(idle, round_s, groups)
+
+
+def _proportional_batches(fleet: Fleet, uniform: Mapping[int, Workload]) -> dict[int, Workload]:
+    """The batch sizes at the shortest round in which the fleet's examples per step are not fewer."""
+    if any(w.steps is None for w in uniform.values()):
+        accepted = "with policy 'proportional-batch' a round is a number of steps: give train.local_steps"
+        raise ConfigError("train.local_steps", None, accepted)
+    total = sum(w.batch_size for w in uniform.values())
+    transfers = {i: fleet.transfer_s(i) for i in uniform}
+    most = {i: _largest_batch(fleet, i, w) for i, w in uniform.items()}
+
+    def batches(round_s: float) -> dict[int, int]:
+        return {
+            i: _batch_within(fleet, i, w, most[i], round_s - transfers[i]) for i, w in uniform.items()
+        }
+
+    high = max(fleet.compute_s(i, w) + transfers[i] for i, w in uniform.items())
+    if sum(batches(high).values()) < total:
+        # Memory or data keeps the others from taking over what the slowest would leave.
+        return {i: w.model_copy(update={"batch_size": min(w.batch_size, most[i])}) for i, w in uniform.items()}
+    low = 0.0
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(batches(middle).values()) >= total else (middle, high)
+    chosen = batches(high)
+    return {i: w.model_copy(update={"batch_size": chosen[i]}) for i, w in uniform.items()}
+
+
+def _largest_batch(fleet: Fleet, i: int, workload: Workload) -> int:
+    """As far as data and memory go."""
+    data = fleet.nodes[i].data
+    low, high = 1, max(1, len(data) if data is not None else 1)
+    while low < high:
+        middle = (low + high + 1) // 2
+        fits = fleet.fits(i, workload.model_copy(update={"batch_size": middle}))
+        low, high = (middle, high) if fits else (low, middle - 1)
+    return low
+
+
+def _batch_within(fleet: Fleet, i: int, workload: Workload, most: int, seconds: float) -> int:
+    """The largest batch size up to `most` whose steps take at most so many seconds; at least 1."""
+    low, high = 1, most
+    while low < high:
+        middle = (low + high + 1) // 2
+        if fleet.compute_s(i, workload.model_copy(update={"batch_size": middle})) <= seconds:
+            low = middle
+        else:
+            high = middle - 1
+    return low
+
+
+def _steps_that_fit(
+    fleet: Fleet, uniform: Mapping[int, Workload], config: AssignConfig
+) -> dict[int, Workload]:
+    deadline_s = config.deadline_s
+    if deadline_s is None:
+        deadline_s = max(fleet.compute_s(i, w) + fleet.transfer_s(i) for i, w in uniform.items())
+    chosen = {}
+    for i, w in uniform.items():
+        one_s = fleet.compute_s(i, w.model_copy(update={"steps": 1}))
+        left_s = deadline_s - fleet.transfer_s(i)
+        steps = math.floor(left_s / one_s * (1 + 1e-9))
+        if steps < 1:
+            needed = one_s + fleet.transfer_s(i)
+            accepted = f"at least {needed:.3g} for one step of node {i} ({fleet.nodes[i].profile.name})"
+            raise ConfigError("assign.deadline_s", deadline_s, accepted)
+        steps = min(steps, config.max_steps or steps)
+        chosen[i] = w.model_copy(update={"steps": steps})
+    return chosen
+
+
+def _groups(
+    fleet: Fleet, uniform: Mapping[int, Workload], num_groups: int
+) -> tuple[tuple[int, ...], ...]:
+    """Groups of like round time, the fastest first: the partition of the sorted logarithms with the smallest
+    sum of squares about the groups' means, found by dynamic programming."""
+    ids = sorted(uniform, key=lambda i: (fleet.compute_s(i, uniform[i]) + fleet.transfer_s(i), i))
+    if num_groups <= 1:
+        return (tuple(sorted(ids)),) if ids else ()
+    logs = [math.log(fleet.compute_s(i, uniform[i]) + fleet.transfer_s(i)) for i in ids]
+    sums, squares = [0.0], [0.0]
+    for x in logs:
+        sums.append(sums[-1] + x)
+        squares.append(squares[-1] + x * x)
+
+    def spread(a: int, b: int) -> float:
+        return max(0.0, squares[b] - squares[a] - (sums[b] - sums[a]) ** 2 / (b - a))
+
+    n = len(ids)
+    best = [[math.inf] * (n + 1) for _ in range(num_groups + 1)]
+    cut = [[0] * (n + 1) for _ in range(num_groups + 1)]
+    best[0][0] = 0.0
+    for g in range(1, num_groups + 1):
+        for b in range(g, n + 1):
+            best[g][b], cut[g][b] = min((best[g - 1][a] + spread(a, b), a) for a in range(g - 1, b))
+    groups, end = [], n
+    for g in range(num_groups, 0, -1):
+        groups.append(tuple(sorted(ids[cut[g][end] : end])))
+        end = cut[g][end]
+    return tuple(reversed(groups))
+
+
+def refuse_too_large(nodes: Sequence[NodeSpec], learner: Learner) -> None:
+    """Raises ConfigError for the first node that has not the memory for its local training."""
+    for i, node in enumerate(nodes):
+        if node.data is None or not len(node.data):
+            continue
+        cost = LocalSGD(learner.model.init(), node.data, 0, node.workload).cost(learner)
+        if cost.memory_bytes > node.profile.memory_bytes:
+            accepted = (
+                f"{node.role} {i} ({node.profile.name}) needs {_megabytes(cost.memory_bytes)} for"
+                f" {learner.model.label} at batch size {node.workload.batch_size} and has"
+                f" {_megabytes(node.profile.memory_bytes)}"
+            )
+            raise ConfigError("fleet.devices", node.profile.name, accepted)
+
+
+def _megabytes(size: float) -> str:
+    return f"{size / 1e6:,.1f} MB"
