@@ -1,8 +1,8 @@
 """Predicted against measured step times on this machine, from its generic profile alone.
 
-The profile measures operators and a few small reference networks; none of the models below is among them. Steps
-are timed on one thread, by the time that the thread has had the processor; the lower quartile of the repeats
-counts, as a shared machine only ever adds. Prints a row per model, part and batch size, and the errors.
+The profile measures operators and a few small reference networks; none of the models below is among them.
+Steps are timed on one thread, by the time that the thread has had the processor; the lower quartile of the
+repeats counts, as a shared machine only ever adds. Prints a row per model, part and batch size, and the errors.
 
     python benchmarks/cost_fidelity.py [--quick]
 """

@@ -342,6 +342,68 @@ def devices(as_json: Json = False) -> None:
 
 
 @command
+def plan(
+    file: File,
+    settings: Set = [],  # noqa: B006
+    method: MethodName = None,
+    seed: Annotated[int | None, typer.Option(help="A seed in place of the file's.")] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds to go through.")] = 20,
+    smoke: Smoke = False,
+    as_json: Json = False,
+) -> None:
+    """Show who will do how much, how long a round takes and who waits, without any training."""
+    from edgefl.experiment.config import load_experiment
+    from edgefl.experiment.preview import preview
+
+    found = preview(load_experiment(file, settings, smoke=smoke, seed=seed, method=method), rounds)
+    if as_json:
+        _emit(found.as_dict())
+        return
+    from edgefl.planview import plan_table, timeline
+
+    _show(plan_table(found))
+    for line in timeline(found):
+        typer.echo(line)
+
+
+@command
+def profile(
+    out: Annotated[
+        Path | None, typer.Option(help="The profile to write, .toml or .json; default: none.")
+    ] = None,
+    model: Annotated[str | None, typer.Option(help="Time this model's steps too, by its name.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: some 15 seconds.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Measure this machine, in at most a minute, as a profile that [fleet] devices can name."""
+    if out is not None and out.suffix not in (".toml", ".json"):
+        raise ConfigError("--out", str(out), "a file that ends with .toml or .json")
+    from edgefl.experiment import profiling
+    from edgefl.planview import ProfileBar
+
+    named = None if model is None else profiling.profiled_model(model)
+    folder = Path() if out is None else out.parent
+    if not folder.is_dir():
+        raise ConfigError("--out", str(out), f"a file in a folder that exists; {folder} does not")
+    with ProfileBar(None if _silent(as_json, False) else _errors()) as bar:
+        found = profiling.measure_machine(
+            name=None if out is None else out.stem, model=named, quick=quick, told=bar.told, folder=folder
+        )
+    if out is not None:
+        profiling.write_profile(found, out)
+    if as_json:
+        _emit(found.model_dump())
+    else:
+        from edgefl.console import table
+
+        _show(table(("figure", "measured"), profiling.table_rows(found)))
+        if out is not None:
+            typer.echo(f"profile: {out}")
+    for doubt in found.machine["doubts"]:
+        typer.echo(f"edgefl: do not trust these figures: {doubt}", err=True)
+
+
+@command
 def node(
     fleet: Annotated[Path, typer.Option(help="The fleet's file: who is where.", show_default=False)],
     number: Annotated[int, typer.Option("--id", help="Which of its nodes this is.", show_default=False)],

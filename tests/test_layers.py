@@ -23,6 +23,7 @@ FLOORS = (
     ("experiment",),
     ("fleet", "engines", "doctor", "edgefl"),  # edgefl: the package's own front, __init__.py
     ("console",),
+    ("planview",),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

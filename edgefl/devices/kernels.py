@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgefl.errors import nearest
 
+_TELLING = 1.3
+"""How many times the overhead a row's time should be to say something of the rate."""
 Dims = tuple[float, ...]
 
 
@@ -79,7 +81,9 @@ class Kernels(BaseModel):
             columns = (*KINDS[kind][0], "seconds")
             for row in rows:
                 if len(row) != len(columns) or min(row) <= 0:
-                    raise ValueError(f"times.{kind}: a row is {', '.join(columns)}, all positive; found {row}")
+                    raise ValueError(
+                        f"times.{kind}: a row is {', '.join(columns)}, all positive; found {row}"
+                    )
         for kind, extra_s in self.context_s.items():
             if kind not in KINDS or not 0 <= extra_s <= 1:
                 raise ValueError(f"context_s.{kind}: seconds from 0 to 1; {nearest(kind, KINDS)}")
@@ -103,16 +107,16 @@ class _Curve:
     def __init__(self, kind: str, rows: tuple[tuple[float, ...], ...]) -> None:
         names, self._work = KINDS[kind]
         self.overhead_s = min(row[-1] for row in rows)
-        self._places = np.array([[math.log2(d) for d in row[:-1]] for row in rows])
-        rates = []
-        for row in rows:
-            # A row that is all overhead says little of the rate: at least a tenth of it counts as work.
-            working_s = max(row[-1] - self.overhead_s, 0.1 * row[-1])
-            rates.append(math.log2(max(self._work(row[:-1]), 1.0) / working_s))
-        self._logs = np.array(rates)
+        # Rows that are mostly overhead say little of the rate.
+        telling = [row for row in rows if row[-1] >= _TELLING * self.overhead_s] or list(rows)
+        self._places = np.array([[math.log2(d) for d in row[:-1]] for row in telling])
+        working = [max(row[-1] - self.overhead_s, 0.1 * row[-1]) for row in telling]
+        self._logs = np.array(
+            [math.log2(max(self._work(row[:-1]), 1.0) / s) for row, s in zip(telling, working, strict=True)]
+        )
         self._plane = np.zeros(len(names) + 1)
-        if len(rows) > len(names) + 1 and names:
-            ones = np.ones((len(rows), 1))
+        if len(telling) > len(names) + 1 and names:
+            ones = np.ones((len(telling), 1))
             self._plane = np.linalg.lstsq(np.hstack([self._places, ones]), self._logs, rcond=None)[0]
         else:
             self._plane[-1] = self._logs.mean()

@@ -24,6 +24,7 @@ from edgefl.network import Access, NetworkPlan, Topology, make_mixing, make_topo
 from edgefl.nodes import Method
 from edgefl.nodes.plan import NodeSpec, RunPlan
 from edgefl.parameters.compress import CompressConfig
+from edgefl.planning.workloads import Assignment, Fleet, assign, assigned, refuse_too_large
 
 TASK_METRICS = {
     "classification": ("accuracy", "loss"),
@@ -39,7 +40,8 @@ _DEFAULT_TOPOLOGY = {"bipartite": "bipartite-complete", "connected": "ring", "an
 class Built:
     """experiment: as decided. parts: the data of each node that holds some, in order of id.
 
-    metric: what the run is measured by, the target's or the task's first.
+    metric: what the run is measured by, the target's or the task's first. fleet, assignment: what
+    was planned for, and the shares.
     """
 
     experiment: Experiment
@@ -48,6 +50,8 @@ class Built:
     dataset: Dataset
     parts: list[LocalData]
     metric: str
+    fleet: Fleet
+    assignment: Assignment
 
     @property
     def learner(self) -> Learner:
@@ -66,24 +70,32 @@ def build(experiment: Experiment) -> Built:
     parts, profiles, names = _members(experiment, method, dataset, helpers)
     topology = _topology(experiment, method, len(profiles))
     learner = _learner(experiment, dataset)
+    network = _network(experiment, topology, names, first_device)
+    nodes = _nodes(experiment, topology, parts, profiles, first_device)
+    fleet = Fleet.of(nodes, network, learner)
+    assignment = assign(fleet, experiment.assign)
+    nodes = assigned(nodes, assignment)
+    if not method.cuts_model:
+        refuse_too_large(nodes, learner)
     plan = RunPlan(
         seed=experiment.seed,
         method=method,
         config=config,
-        nodes=_nodes(experiment, topology, parts, profiles, first_device),
-        network=_network(experiment, topology, names, first_device),
+        nodes=nodes,
+        network=network,
         learner=learner,
         rounds=experiment.stop.rounds,
         time_s=experiment.stop.time_s,
         mixing=make_mixing(experiment.network.mixing, topology) if method.needs == "connected" else None,
         faults=fault_plan(experiment, len(profiles), first_device),
+        groups=assignment.groups,
         compress=_compress(experiment, method),
     )
     if method.prepare is not None:
         method.prepare(plan)
     execution = experiment.execution
     executor = make_executor(execution.executor, learner, execution.group, execution.workers)
-    return Built(experiment, plan, executor, dataset, parts, metric)
+    return Built(experiment, plan, executor, dataset, parts, metric, fleet, assignment)
 
 
 def _metric(experiment: Experiment, dataset: Dataset) -> str:

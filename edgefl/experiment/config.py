@@ -29,6 +29,7 @@ from edgefl.learning.executors import DEFAULT_GROUP
 from edgefl.learning.models import ModelConfig
 from edgefl.learning.workload import TrainConfig
 from edgefl.parameters.compress import CompressConfig
+from edgefl.planning.workloads import AssignConfig
 
 FAIR_UP_TO = 300
 """Nodes up to which flows share links by max-min unless the file says otherwise."""
@@ -65,6 +66,7 @@ class Experiment(Table):
     data: DataConfig = DataConfig()
     model: ModelConfig = Field(default_factory=ModelConfig)
     train: TrainConfig = TrainConfig()
+    assign: AssignConfig = AssignConfig()
     compress: CompressConfig = CompressConfig()
     faults: FaultsTable = FaultsTable()
     evaluate: EvaluateTable = EvaluateTable()

@@ -43,8 +43,8 @@ PROBLEMS = {
 
 @dataclass(frozen=True)
 class MeasuredKernels:
-    """kernels: fitted. flops: the median rate of products and convolutions of at least a million operations. spreads: by operator.
-    rates: by kind and dimensions, operations per second."""
+    """kernels: fitted. flops: the median rate of products and convolutions of at least a million operations.
+    spreads: by operator. rates: by operator, operations per second."""
 
     kernels: Kernels
     flops: float
@@ -131,7 +131,9 @@ def _rest(
     machine = dict(found.found)
     machine["architecture"] = platform.machine()
     told("memory bandwidth", 0.6)
-    machine["bandwidth_bytes_per_s"], _ = bandwidth(0.2 if quick else 0.8, 16_000_000 if quick else 64_000_000)
+    machine["bandwidth_bytes_per_s"], _ = bandwidth(
+        0.2 if quick else 0.8, 16_000_000 if quick else 64_000_000
+    )
     machine["step_overhead_s"] = _smallest_step_s()
     told("precisions", 0.65)
     machine["precisions_flops"] = precisions(0.6 if quick else 3.0)

@@ -1,4 +1,4 @@
-"""The operators that a block calls in its forward and backward pass, and how their sizes grow with the batch."""
+"""The operators that a block calls in both its passes, and how their sizes grow with the batch."""
 
 from __future__ import annotations
 

@@ -351,7 +351,7 @@ def _num_examples(size: int, batch_size: int, steps: range) -> int:
 
 
 def _batches(size: int, batch_size: int, steps: range) -> Batches:
-    """The sizes of the batches in these steps, full ones and the smaller last ones of epochs, and how many."""
+    """The sizes of the batches in these steps, full ones and last ones of epochs, and how many of each."""
     per_epoch, last = -(-size // batch_size), size % batch_size
     num_small = 0 if not last else steps.stop // per_epoch - steps.start // per_epoch
     batches = ((batch_size, len(steps) - num_small), (last, num_small))

@@ -89,6 +89,11 @@ class Method:
         return parts[-2] if len(parts) > 1 else "yours"
 
     @property
+    def cuts_model(self) -> bool:
+        """Whether nodes train parts of the model: what fits which node is then the method's own matter."""
+        return self.family == "split"
+
+    @property
     def has_server(self) -> bool:
         """Whether node 0 is a server beside the devices of the fleet."""
         return "server" in self.roles

@@ -57,6 +57,12 @@ class FleetView:
         """This node's row of the mixing matrix: W[i, j] by j, its own share included."""
         return self._plan.mixing_row(self._node)
 
+    @property
+    def groups(self) -> tuple[tuple[int, ...], ...]:
+        """Nodes that hold data, in groups of like speed, the fastest first; one group unless [assign] says
+        otherwise."""
+        return self._plan.groups
+
     def role(self, j: int) -> str:
         return self._plan.nodes[j].role
 

@@ -79,6 +79,8 @@ class RunPlan:
     mixing: Any = None
     """The MixingMatrix, or None where the method mixes by none."""
     faults: FaultPlan = field(default_factory=FaultPlan)
+    groups: tuple[tuple[int, ...], ...] = ()
+    """Nodes that hold data, in the groups of [assign], the fastest first."""
     compress: CompressConfig = field(default_factory=CompressConfig)
     """How updates are made smaller on their way, by methods that send updates."""
 

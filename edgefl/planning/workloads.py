@@ -6,7 +6,7 @@ transfer with the links to itself. `edgefl plan` shows what becomes of that when
 Policies:
 uniform: [train]'s batch size and steps for all.
 proportional-batch: batch sizes that let all devices end a round of [train]'s local steps together, as far as
-their overheads, data and memory allow; the fleet trains on at least as many examples per step as with uniform.
+their overheads, data and memory allow; the fleet trains on no fewer examples per step than with uniform.
 deadline: as many local steps as fit before a common deadline, at [train]'s batch size.
 cluster: uniform, and the devices in groups of like speed, which methods find in node.fleet.groups.
 """
@@ -14,7 +14,7 @@ cluster: uniform, and the devices in groups of like speed, which methods find in
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -30,6 +30,7 @@ from edgefl.nodes.plan import NodeSpec
 
 Policy = Literal["uniform", "proportional-batch", "deadline", "cluster"]
 _HALVINGS = 60
+_MOST_STEPS = 1 << 20
 
 
 class AssignConfig(BaseModel):
@@ -104,7 +105,7 @@ class Fleet:
     def transfer_s(self, i: int) -> float:
         """Seconds of one model down and one up, alone on the links, between node i and the slowest of whom
         it talks to."""
-        size = self.learner.model.layout.nbytes
+        size = self.learner.model.counts.parameter_bytes
         others = self.network.topology.neighbors(i)
         times = [
             size / self.network.rate_bytes_per_s(j, i)
@@ -130,6 +131,14 @@ def assign(fleet: Fleet, config: AssignConfig) -> Assignment:
         workloads = uniform
     num_groups = min(config.groups, len(ids)) if config.policy == "cluster" else 1
     return _planned(fleet, workloads, _groups(fleet, uniform, num_groups))
+
+
+def assigned(nodes: Sequence[NodeSpec], assignment: Assignment) -> tuple[NodeSpec, ...]:
+    """The nodes with their workloads; those without data as they are."""
+    shares = assignment.shares
+    return tuple(
+        replace(node, workload=shares[i].workload) if i in shares else node for i, node in enumerate(nodes)
+    )
 
 
 def replanned(
@@ -175,14 +184,14 @@ def _proportional_batches(fleet: Fleet, uniform: Mapping[int, Workload]) -> dict
     most = {i: _largest_batch(fleet, i, w) for i, w in uniform.items()}
 
     def batches(round_s: float) -> dict[int, int]:
-        return {
-            i: _batch_within(fleet, i, w, most[i], round_s - transfers[i]) for i, w in uniform.items()
-        }
+        return {i: _batch_within(fleet, i, w, most[i], round_s - transfers[i]) for i, w in uniform.items()}
 
     high = max(fleet.compute_s(i, w) + transfers[i] for i, w in uniform.items())
     if sum(batches(high).values()) < total:
         # Memory or data keeps the others from taking over what the slowest would leave.
-        return {i: w.model_copy(update={"batch_size": min(w.batch_size, most[i])}) for i, w in uniform.items()}
+        return {
+            i: w.model_copy(update={"batch_size": min(w.batch_size, most[i])}) for i, w in uniform.items()
+        }
     low = 0.0
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
@@ -194,23 +203,28 @@ def _proportional_batches(fleet: Fleet, uniform: Mapping[int, Workload]) -> dict
 def _largest_batch(fleet: Fleet, i: int, workload: Workload) -> int:
     """As far as data and memory go."""
     data = fleet.nodes[i].data
-    low, high = 1, max(1, len(data) if data is not None else 1)
-    while low < high:
-        middle = (low + high + 1) // 2
-        fits = fleet.fits(i, workload.model_copy(update={"batch_size": middle}))
-        low, high = (middle, high) if fits else (low, middle - 1)
-    return low
+    most = max(1, len(data)) if data is not None else 1
+    return _largest(most, lambda b: fleet.fits(i, workload.model_copy(update={"batch_size": b})))
 
 
 def _batch_within(fleet: Fleet, i: int, workload: Workload, most: int, seconds: float) -> int:
-    """The largest batch size up to `most` whose steps take at most so many seconds; at least 1."""
+    """The largest batch size up to `most` with which the steps, all of full batches, take at most so many
+    seconds; at least 1."""
+    steps = workload.steps or 1
+
+    def fits(batch_size: int) -> bool:
+        one = workload.model_copy(update={"batch_size": batch_size, "steps": 1})
+        return steps * fleet.compute_s(i, one) <= seconds
+
+    return _largest(most, fits)
+
+
+def _largest(most: int, fits: Callable[[int], bool]) -> int:
+    """The largest of 1, ..., most that fits, where all smaller ones do; at least 1."""
     low, high = 1, most
     while low < high:
         middle = (low + high + 1) // 2
-        if fleet.compute_s(i, workload.model_copy(update={"batch_size": middle})) <= seconds:
-            low = middle
-        else:
-            high = middle - 1
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
     return low
 
 
@@ -222,21 +236,28 @@ def _steps_that_fit(
         deadline_s = max(fleet.compute_s(i, w) + fleet.transfer_s(i) for i, w in uniform.items())
     chosen = {}
     for i, w in uniform.items():
+        left_s = (deadline_s - fleet.transfer_s(i)) * (1 + 1e-9)
         one_s = fleet.compute_s(i, w.model_copy(update={"steps": 1}))
-        left_s = deadline_s - fleet.transfer_s(i)
-        steps = math.floor(left_s / one_s * (1 + 1e-9))
-        if steps < 1:
+        if one_s > left_s:
             needed = one_s + fleet.transfer_s(i)
             accepted = f"at least {needed:.3g} for one step of node {i} ({fleet.nodes[i].profile.name})"
             raise ConfigError("assign.deadline_s", deadline_s, accepted)
-        steps = min(steps, config.max_steps or steps)
-        chosen[i] = w.model_copy(update={"steps": steps})
+        # Last batches of epochs are smaller: more steps may fit than of full ones.
+        most = config.max_steps or _MOST_STEPS
+        chosen[i] = w.model_copy(update={"steps": _most_steps(fleet, i, w, most, left_s)})
     return chosen
 
 
-def _groups(
-    fleet: Fleet, uniform: Mapping[int, Workload], num_groups: int
-) -> tuple[tuple[int, ...], ...]:
+def _most_steps(fleet: Fleet, i: int, workload: Workload, most: int, seconds: float) -> int:
+    """The most steps, up to `most`, that take at most so many seconds; at least 1."""
+
+    def fits(steps: int) -> bool:
+        return fleet.compute_s(i, workload.model_copy(update={"steps": steps})) <= seconds
+
+    return _largest(most, fits)
+
+
+def _groups(fleet: Fleet, uniform: Mapping[int, Workload], num_groups: int) -> tuple[tuple[int, ...], ...]:
     """Groups of like round time, the fastest first: the partition of the sorted logarithms with the smallest
     sum of squares about the groups' means, found by dynamic programming."""
     ids = sorted(uniform, key=lambda i: (fleet.compute_s(i, uniform[i]) + fleet.transfer_s(i), i))

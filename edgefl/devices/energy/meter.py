@@ -1,4 +1,4 @@
-"""One interface to whatever measures energy: take a sample now and then, ask for the joules since the first."""
+"""One interface to whatever measures energy: sample it now and then, ask for the joules since the first."""
 
 from __future__ import annotations
 

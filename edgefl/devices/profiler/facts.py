@@ -1,4 +1,4 @@
-"""What the files of /sys and /proc say of a machine. Nothing here asks the machine at hand: the root is given.
+"""What the files of /sys and /proc say of a machine, under any root: recorded trees too.
 
 What is not offered is None, with a reason.
 """

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator
-from itertools import cycle
 from dataclasses import dataclass
+from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -38,7 +39,14 @@ _CONVS = (
     (32, 32, 3, 32, 64, 1),
 )  # fmt: skip
 """Channels in and out, kernel, width of the image, images, stride."""
-_LSTMS = ((1, 1, 1, 1), (20, 4, 8, 32), (20, 16, 8, 128), (20, 16, 128, 128), (80, 4, 64, 128), (20, 64, 64, 64))
+_LSTMS = (
+    (1, 1, 1, 1),
+    (20, 4, 8, 32),
+    (20, 16, 8, 128),
+    (20, 16, 128, 128),
+    (80, 4, 64, 128),
+    (20, 64, 64, 64),
+)
 _ROWS = ((1, 1), (16, 10), (64, 64), (320, 60), (1280, 64), (4096, 256))
 _SIZES = (1, 1_000, 16_000, 128_000, 1_000_000)
 _NORMS = (
@@ -81,6 +89,10 @@ def _round(function: Callable[..., object], make: Callable[[], tuple[Any, ...]])
     return lambda: kept.append(function(*next(inputs)))
 
 
+def _ones(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.ones(shape) for shape in shapes)
+
+
 def _some(sizes: tuple[Any, ...], every: int) -> tuple[Any, ...]:
     """Every so many of them, the first and the last included."""
     return tuple(dict.fromkeys((*sizes[::every], sizes[-1])))
@@ -89,13 +101,11 @@ def _some(sizes: tuple[Any, ...], every: int) -> tuple[Any, ...]:
 def _plain(every: int) -> Iterator[Case]:
     yield Case("view", (), _round(torch.t, lambda: (torch.ones(8, 8),)))
     for n in _some(_SIZES, every):
-        yield Case("elementwise", (12.0 * n,), _round(torch.add, lambda n=n: (torch.ones(n), torch.ones(n))))
+        yield Case("elementwise", (12.0 * n,), _round(torch.add, partial(_ones, (n,), (n,))))
         if n > 64:
             yield _strided(n // 64)
     for n in _some(_SIZES, every):
-        yield Case(
-            "transcendental", (n,), _round(functional.gelu, lambda n=n: (torch.linspace(-2, 2, n),))
-        )
+        yield Case("transcendental", (n,), _round(functional.gelu, partial(_ones, (n,))))
 
 
 def _strided(images: int) -> Case:
@@ -119,7 +129,7 @@ def _rowwise(every: int) -> Iterator[Case]:
         yield Case("softmax", dims, _round(torch.softmax, matrix(-1)))
         yield Case("sum", dims, _round(torch.sum, matrix(0)))
         table = torch.zeros(50, columns)
-        yield Case("gather", dims, _round(torch.embedding, lambda t=table, p=places: (t, p)))
+        yield Case("gather", dims, _round(partial(torch.embedding, table, places), tuple))
         yield Case("scatter", dims, _round(scatter, matrix(places, 50, -1, False)))
         weight, shape = torch.ones(columns), [columns]
         yield Case("layer_norm", dims, _round(torch.native_layer_norm, matrix(shape, weight, weight, 1e-5)))
@@ -159,9 +169,7 @@ def _convolutions(every: int) -> Iterator[Case]:
         yield from _convolution(*size)
 
 
-def _convolution(
-    c_in: int, c_out: int, kernel: int, width: int, images: int, stride: int
-) -> Iterator[Case]:
+def _convolution(c_in: int, c_out: int, kernel: int, width: int, images: int, stride: int) -> Iterator[Case]:
     weight, bias, pad = torch.ones(c_out, c_in, kernel, kernel), torch.ones(c_out), kernel // 2
     layout = ([c_out], [stride, stride], [pad, pad], [1, 1], False, [0, 0], 1)
     after = width // stride
@@ -189,11 +197,11 @@ def _pools(every: int) -> Iterator[Case]:
     for images, channels, width in _some(_POOLS, every):
 
         def image(shape: tuple[int, ...] = (images, channels, width, width)) -> tuple[Any, ...]:
-            return torch.rand(shape).to(memory_format=torch.channels_last), 2
+            return torch.rand(shape).to(memory_format=torch.channels_last), [2, 2]
 
         def gradient(image: Callable[[], tuple[Any, ...]] = image) -> tuple[Any, ...]:
             x, _ = image()
-            y, places = functional.max_pool2d_with_indices(x, 2)
+            y, places = functional.max_pool2d_with_indices(x, [2, 2])
             return y, x, *rest, places
 
         dims = (channels, images * width * width)
@@ -231,14 +239,12 @@ def _lstms(every: int) -> Iterator[Case]:
         dims = (length, batch, inputs, hidden)
         flops = 8.0 * length * batch * hidden * (inputs + hidden)
 
-        def made(
-            layer: nn.LSTM = layer, shape: tuple[int, ...] = (length, batch, inputs)
-        ) -> tuple[Any, ...]:
+        def made(layer: nn.LSTM = layer, shape: tuple[int, ...] = (length, batch, inputs)) -> tuple[Any, ...]:
             x = torch.zeros(shape).requires_grad_()
             with torch.enable_grad():
                 output = layer(x)[0]
             return output, [x, *layer.parameters()], torch.ones_like(output), True
 
-        plain = _round(layer, lambda s=(length, batch, inputs): (torch.zeros(s),))
+        plain = _round(layer, partial(_ones, (length, batch, inputs)))
         yield Case("lstm", dims, plain, flops)
         yield Case("lstm_backward", dims, _round(torch.autograd.grad, made), 2 * flops)

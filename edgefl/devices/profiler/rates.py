@@ -70,7 +70,8 @@ def all_cores(cores: int, budget_s: float) -> float | None:
     try:
         torch.set_num_threads(cores)
         x @ x
-        taken, end = [], time.perf_counter() + budget_s
+        taken: list[float] = []
+        end = time.perf_counter() + budget_s
         while len(taken) < 3 or time.perf_counter() < end:
             began = time.perf_counter()
             x @ x
@@ -119,7 +120,8 @@ def accelerator(budget_s: float) -> dict[str, Any] | None:
         torch.cuda.synchronize()
 
     product()
-    taken, end = [], time.perf_counter() + budget_s
+    taken: list[float] = []
+    end = time.perf_counter() + budget_s
     while len(taken) < 5 or time.perf_counter() < end:
         began = time.perf_counter()
         product()

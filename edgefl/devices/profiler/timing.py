@@ -55,4 +55,3 @@ def summarised(seconds: Sequence[float]) -> Sample:
     quarters = statistics.quantiles(seconds, n=4, method="inclusive")
     spread = (quarters[2] - quarters[0]) / middle if middle else 0.0
     return Sample(middle, quarters[0], spread, len(seconds))
-

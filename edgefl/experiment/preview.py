@@ -1,0 +1,162 @@
+"""What a run will take, before it: the programs go through virtual time, and no work is carried out.
+
+Times, traffic and waiting come from the same kernel, links and costs as the run's, so they are the run's as
+long as a program does not decide on what training finds.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from edgefl.errors import RunError
+from edgefl.experiment.build import Built, build
+from edgefl.experiment.config import Experiment
+from edgefl.experiment.energy import node_joules
+from edgefl.learning.unlearned import Unlearned
+from edgefl.nodes.traffic import Traffic
+from edgefl.parameters import Vector
+from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.virtual import VirtualRuntime
+
+ROUNDS = 20
+"""Rounds that a preview goes through."""
+MOST_EVENTS_S = 1e7
+"""Virtual seconds after which a preview gives up on a run that publishes nothing."""
+
+
+@dataclass(frozen=True)
+class NodePreview:
+    """One node over the preview. busy_s, sending_s: of its time. idle: share in which it does not compute.
+
+    planned_s: of a round as planned, with the links to itself; None for a node without data.
+    """
+
+    node: int
+    role: str
+    device: str
+    num_examples: int
+    batch_size: int
+    steps: int
+    busy_s: float
+    sending_s: float
+    idle: float
+    planned_s: float | None
+    memory_bytes: int
+    sent_bytes: int
+    joules: float | None
+
+
+@dataclass(frozen=True)
+class Preview:
+    """round_s: mean seconds of a round. spans: (node, kind, start_s, end_s) of the first rounds."""
+
+    method: str
+    policy: str
+    num_rounds: float
+    time_s: float
+    round_s: float
+    idle: float
+    nodes: tuple[NodePreview, ...]
+    groups: tuple[tuple[int, ...], ...]
+    spans: tuple[tuple[int, str, float, float], ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {
+            "method": self.method,
+            "policy": self.policy,
+            "rounds": self.num_rounds,
+            "time_s": self.time_s,
+            "round_s": self.round_s,
+            "idle": self.idle,
+            "groups": [list(group) for group in self.groups],
+            "nodes": [vars(node) for node in self.nodes],
+            "spans": [list(span) for span in self.spans],
+        }
+
+
+def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
+    """Go through the first rounds of an experiment. Raises ConfigError as `build` does, RunError for a run
+    that ends before its first round does."""
+    built = build(experiment)
+    limit = min(rounds, built.plan.rounds or rounds)
+    plan = replace(built.plan, rounds=limit, time_s=built.plan.time_s or MOST_EVENTS_S)
+    watcher = _Watcher()
+    outcome = VirtualRuntime(plan, watcher, Unlearned(built.learner)).run()
+    if not watcher.published_at:
+        raise RunError(f"no round ended in {outcome.time_s:g} s: {outcome.reason}")
+    paces = [time_s / step for time_s, step in watcher.published_at.values()]
+    round_s = sum(paces) / len(paces)
+    nodes = tuple(_node(built, watcher, outcome, i) for i in range(len(plan.nodes)))
+    working = [node for node in nodes if node.num_examples] or nodes
+    return Preview(
+        method=plan.method.name,
+        policy=experiment.assign.policy,
+        num_rounds=sum(step for _, step in watcher.published_at.values()) / len(watcher.published_at),
+        time_s=outcome.time_s,
+        round_s=round_s,
+        idle=sum(node.idle for node in working) / len(working),
+        nodes=nodes,
+        groups=built.assignment.groups,
+        spans=tuple(span for span in watcher.spans if span[2] < 2 * round_s),
+    )
+
+
+def _node(built: Built, watcher: _Watcher, outcome: Outcome, i: int) -> NodePreview:
+    spec, time_s = built.plan.nodes[i], outcome.time_s
+    num_examples = 0 if spec.data is None else len(spec.data)
+    share = built.assignment.shares.get(i)
+    busy_s = float(outcome.busy_s.get(i, 0.0))
+    sent, received = outcome.traffic.sent_bytes.get(i, 0), outcome.traffic.received_bytes.get(i, 0)
+    return NodePreview(
+        node=i,
+        role=spec.role,
+        device=spec.profile.name,
+        num_examples=num_examples,
+        batch_size=spec.workload.batch_size,
+        steps=spec.workload.num_steps(num_examples),
+        busy_s=busy_s,
+        sending_s=watcher.sending_s[i],
+        idle=max(0.0, 1 - busy_s / spec.profile.lanes / time_s) if time_s else 0.0,
+        planned_s=None if share is None else share.total_s,
+        memory_bytes=0 if share is None else built.fleet.cost(i, share.workload).memory_bytes,
+        sent_bytes=sent,
+        joules=node_joules(spec.profile, time_s, busy_s, sent + received),
+    )
+
+
+class _Watcher:
+    """An Observer that keeps times and evaluates nothing."""
+
+    every_s: float | None = None
+
+    def __init__(self) -> None:
+        self.published_at: dict[int, tuple[float, int]] = {}
+        self.sending_s: defaultdict[int, float] = defaultdict(float)
+        self.spans: list[tuple[int, str, float, float]] = []
+
+    def begin(self, traffic: Traffic) -> None:
+        """Traffic is the outcome's."""
+
+    def published(self, node: int, time_s: float, step: int, parameters: Vector, part: str | None) -> bool:
+        if step > 0:
+            self.published_at[node] = (time_s, step)
+        return False
+
+    def tick(self, time_s: float) -> bool:
+        return False
+
+    def recorded(self, node: int, time_s: float, metrics: Mapping[str, float]) -> None:
+        """Metrics of no training say nothing."""
+
+    def span(self, node: int, kind: str, start_s: float, end_s: float, detail: str) -> None:
+        if kind == "send":
+            self.sending_s[node] += end_s - start_s
+        if len(self.spans) < 100_000:
+            self.spans.append((node, kind, start_s, end_s))
+
+    def event(self, time_s: float, kind: str, node: int, detail: str) -> None:
+        """Events are the run's."""

@@ -1,0 +1,78 @@
+import pytest
+from experiment_files import SMALL
+
+from edgefl.errors import ConfigError
+from edgefl.experiment.config import load_experiment
+from edgefl.experiment.preview import preview
+from edgefl.experiment.runner import run_experiment
+from edgefl.planview import plan_table, timeline
+
+METHODS = ("fedavg", "fedbuff", "d-psgd", "ad-psgd", "ring-allreduce", "splitfed-v1", "fedprox")
+
+
+@pytest.fixture
+def file(tmp_path):
+    path = tmp_path / "small.toml"
+    path.write_text(SMALL)
+    return path
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_plan_predicts_the_rounds_of_the_run(file, tmp_path, method):
+    experiment = load_experiment(file, ["stop.rounds=20"], method=method)
+    found = preview(experiment)
+    run = run_experiment(experiment, out=tmp_path / method, keep_events=False)
+    assert found.time_s == pytest.approx(run.summary["time_s"], rel=0.05)
+    assert found.round_s * found.num_rounds == pytest.approx(run.summary["time_s"], rel=0.1)
+
+
+def test_with_jitter_and_stragglers_too(file, tmp_path):
+    sets = ["stop.rounds=20", "faults.compute_jitter=0.3", "fleet.stragglers={share=0.25, slowdown=4}"]
+    experiment = load_experiment(file, sets)
+    run = run_experiment(experiment, out=tmp_path / "run", keep_events=False)
+    assert preview(experiment).round_s == pytest.approx(run.summary["time_s"] / 20, rel=0.05)
+
+
+def test_a_deadline_gives_fast_devices_more_steps_in_the_same_round(file):
+    uniform = preview(load_experiment(file))
+    deadline = preview(load_experiment(file, ["assign.policy=deadline"]))
+    assert deadline.round_s <= uniform.round_s * 1.05
+    assert deadline.idle < uniform.idle
+    steps = {node.device: node.steps for node in deadline.nodes if node.num_examples}
+    assert steps["laptop"] > steps["jetson-nano"] >= 3
+
+
+def test_what_is_shown(file):
+    found = preview(load_experiment(file, ["assign.policy=cluster"]))
+    assert plan_table(found).row_count == 5 and len(found.groups) == 2
+    lines = timeline(found)
+    assert len(lines) == 6 and all("#" in line for line in lines[2:])
+    assert set(found.as_dict()) >= {"round_s", "idle", "nodes", "groups", "spans"}
+
+
+def test_a_large_fleet_has_a_row_per_kind(file):
+    found = preview(load_experiment(file, ["fleet.devices={raspberry-pi-4b=40}", "stop.rounds=1"]))
+    assert plan_table(found).row_count == 2 and timeline(found)[-1] == "and 9 more"
+
+
+def test_the_memory_needed_is_refused_before_anything_starts(file):
+    sets = ["model.hidden=[60000,60000]", "fleet.devices={raspberry-pi-zero-2w=2}"]
+    with pytest.raises(
+        ConfigError, match=r"client 1 \(raspberry-pi-zero-2w\) needs [\d,.]+ MB for mlp/\d+ at batch"
+    ):
+        preview(load_experiment(file, sets))
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("assign.policy=fastest", "assign.policy"),
+        ("assign.deadline_s=-1", "assign.deadline_s"),
+        ("assign.groups=0", "assign.groups"),
+        ("assign.polcy=uniform", "no such key; did you mean 'policy'"),
+    ],
+)
+def test_wrong_settings_are_refused_in_one_line(file, setting, message):
+    with pytest.raises(ConfigError, match=message) as refusal:
+        load_experiment(file, [setting])
+    assert "\n" not in str(refusal.value)

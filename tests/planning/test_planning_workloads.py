@@ -1,0 +1,133 @@
+import pytest
+
+from edgefl.data import LocalData
+from edgefl.devices import DeviceProfile
+from edgefl.errors import ConfigError
+from edgefl.learning import Learner, ModelConfig, Problem, TrainConfig, Workload, build_model
+from edgefl.learning.measuring import made_data
+from edgefl.network import Access, NetworkPlan, make_topology
+from edgefl.nodes.plan import NodeSpec
+from edgefl.planning.workloads import AssignConfig, Fleet, assign, assigned, refuse_too_large, replanned
+
+DIGITS = Problem("classification", (8, 8), 10)
+MODEL = build_model(ModelConfig(name="mlp", hidden=(32,)), DIGITS, 0)
+
+
+def profile(flops: float, overhead_s: float = 0.0, memory_bytes: int = 10**9) -> DeviceProfile:
+    return DeviceProfile(
+        name="x", compute_flops=flops, memory_bytes_per_s=1e15, memory_bytes=memory_bytes,
+        step_overhead_s=overhead_s,
+    )  # fmt: skip
+
+
+def fleet(profiles, *, batch=16, steps=10, examples=400, rate=1e9, slowdowns=None) -> Fleet:
+    """A server and one device per profile, in a star."""
+    data: LocalData = made_data(DIGITS, examples)
+    workload = Workload(batch_size=batch, steps=steps)
+    nodes = [NodeSpec("server", profile(1e12), workload)]
+    slow = slowdowns or [1.0] * len(profiles)
+    nodes += [NodeSpec("client", p, workload, data, s) for p, s in zip(profiles, slow, strict=True)]
+    access = (Access(up_bytes_per_s=rate, down_bytes_per_s=rate, latency_s=0.01),) * len(nodes)
+    network = NetworkPlan(make_topology("star", len(nodes), 0), access)
+    return Fleet.of(nodes, network, Learner(MODEL, TrainConfig(batch_size=batch)))
+
+
+def test_uniform_leaves_workloads_and_says_who_waits():
+    found = assign(fleet([profile(1e6), profile(2e6)]), AssignConfig())
+    assert {s.workload for s in found.shares.values()} == {Workload(batch_size=16, steps=10)}
+    assert set(found.shares) == {1, 2} and found.groups == ((1, 2),)
+    assert found.shares[1].compute_s == pytest.approx(2 * found.shares[2].compute_s)
+    assert found.round_s == found.shares[1].total_s and found.shares[1].idle == 0
+    transfer = 2 * (MODEL.counts.parameter_bytes / 1e9 + 0.02)
+    assert found.shares[2].transfer_s == pytest.approx(transfer)
+    assert found.shares[2].idle == pytest.approx(1 - found.shares[2].total_s / found.round_s)
+
+
+def test_proportional_batches_go_with_speed_and_keep_the_examples():
+    found = assign(
+        fleet([profile(1e6), profile(2e6), profile(5e6)]), AssignConfig(policy="proportional-batch")
+    )
+    sizes = [found.shares[i].workload.batch_size for i in (1, 2, 3)]
+    assert sum(sizes) >= 48 and sizes == [6, 12, 30]
+    assert max(s.idle for s in found.shares.values()) < 0.05
+    uniform = assign(fleet([profile(1e6), profile(2e6), profile(5e6)]), AssignConfig())
+    assert found.round_s == pytest.approx(uniform.round_s * 6 / 16, rel=0.05)
+
+
+def test_batches_stay_within_the_data():
+    slow_and_fast = fleet([profile(1e6), profile(1e9)], batch=30, examples=40)
+    found = assign(slow_and_fast, AssignConfig(policy="proportional-batch"))
+    assert [found.shares[i].workload.batch_size for i in (1, 2)] == [20, 40]
+
+
+def test_proportional_batches_need_a_number_of_steps():
+    with pytest.raises(ConfigError, match=r"train\.local_steps"):
+        assign(fleet([profile(1e6)], steps=None), AssignConfig(policy="proportional-batch"))
+
+
+def test_as_many_steps_as_fit_before_the_deadline():
+    devices = fleet([profile(1e6), profile(2e6), profile(5e6)])
+    one_s = devices.compute_s(1, Workload(batch_size=16, steps=1))
+    transfer_s = devices.transfer_s(1)
+    config = AssignConfig(policy="deadline", deadline_s=transfer_s + 4.5 * one_s)
+    found = assign(devices, config)
+    assert [found.shares[i].workload.steps for i in (1, 2, 3)] == [4, 9, 22]
+    assert found.round_s <= config.deadline_s * (1 + 1e-9)
+    capped = assign(devices, config.model_copy(update={"max_steps": 8}))
+    assert [capped.shares[i].workload.steps for i in (1, 2, 3)] == [4, 8, 8]
+
+
+def test_without_a_deadline_it_is_the_slowest_devices_round():
+    devices = fleet([profile(1e6), profile(3e6)])
+    uniform = assign(devices, AssignConfig())
+    found = assign(devices, AssignConfig(policy="deadline"))
+    assert [found.shares[i].workload.steps for i in (1, 2)] == [10, 30]
+    assert found.round_s == pytest.approx(uniform.round_s)
+
+
+def test_a_deadline_that_nobody_could_keep_is_refused_with_the_figure():
+    with pytest.raises(
+        ConfigError, match=r"assign\.deadline_s = 0\.01: at least 0\.\d+ for one step of node 1"
+    ):
+        assign(fleet([profile(1e6)]), AssignConfig(policy="deadline", deadline_s=0.01))
+
+
+def test_groups_are_of_like_speed_the_fastest_first():
+    speeds = [1e6, 1e8, 1.1e6, 0.9e8, 1e6, 1.05e8]
+    found = assign(fleet([profile(s) for s in speeds], rate=1e12), AssignConfig(policy="cluster", groups=2))
+    assert found.groups == ((2, 4, 6), (1, 3, 5))
+    one_each = assign(fleet([profile(s) for s in speeds]), AssignConfig(policy="cluster", groups=9))
+    assert sorted(len(g) for g in one_each.groups) == [1] * 6
+
+
+def test_slow_nodes_are_planned_as_slow_as_they_are():
+    found = assign(fleet([profile(1e6), profile(1e6)], slowdowns=[1.0, 3.0]), AssignConfig(policy="deadline"))
+    assert [found.shares[i].workload.steps for i in (1, 2)] == [30, 10]
+
+
+def test_planning_again_only_when_times_drift():
+    devices, config = fleet([profile(1e6), profile(1e6)]), AssignConfig(policy="deadline")
+    now = assign(devices, config)
+    close = {i: s.compute_s * 1.1 for i, s in now.shares.items()}
+    assert replanned(devices, config, now, close) == (devices, now)
+    drifted = {1: now.shares[1].compute_s * 4, 2: now.shares[2].compute_s}
+    new, again = replanned(devices, config, now, drifted)
+    assert new.slowdowns[1] == pytest.approx(4) and new.slowdowns[2] == 1
+    assert [again.shares[i].workload.steps for i in (1, 2)] == [10, 40]
+    # Carried out as planned, the new plan holds.
+    assert replanned(new, config, again, {i: s.compute_s for i, s in again.shares.items()}) == (new, again)
+
+
+def test_only_nodes_with_data_get_a_share():
+    devices = fleet([profile(1e6), profile(2e6)])
+    new = assigned(devices.nodes, assign(devices, AssignConfig(policy="deadline")))
+    assert new[0] is devices.nodes[0] and [n.workload.steps for n in new[1:]] == [10, 20]
+
+
+def test_what_does_not_fit_is_refused_by_name_with_both_figures():
+    devices = fleet([profile(1e6), profile(1e6, memory_bytes=20_000)])
+    refuse_too_large(devices.nodes[:2], devices.learner)
+    with pytest.raises(
+        ConfigError, match=r"client 2 \(x\) needs 0\.0 MB for mlp/2410 at batch size 16 and has 0\.0 MB"
+    ):
+        refuse_too_large(devices.nodes, devices.learner)
