@@ -72,6 +72,8 @@ def build(experiment: Experiment) -> Built:
     learner = _learner(experiment, dataset)
     network = _network(experiment, topology, names, first_device)
     nodes = _nodes(experiment, topology, parts, profiles, first_device)
+    if experiment.assign.policy == "width" and not method.takes_width:
+        raise ConfigError("assign.policy", "width", f"another policy: {method.name} trains the whole model")
     fleet = Fleet.of(nodes, network, learner)
     assignment = assign(fleet, experiment.assign)
     nodes = assigned(nodes, assignment)

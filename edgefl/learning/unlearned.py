@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from edgefl.learning import tasks
-from edgefl.learning.learner import Learner
+from edgefl.learning.executors import Inline
 from edgefl.learning.work import (
     Evaluate,
     Evaluation,
@@ -24,27 +24,21 @@ from edgefl.learning.work import (
 from edgefl.parameters import Vector
 
 
-class Unlearned:
-    """An Executor: parameters come back unchanged, gradients are zeros, each loss is 1.
+class Unlearned(Inline):
+    """An Executor that trains nothing: parameters come back unchanged, gradients are zeros, each loss is 1.
 
     Work of other kinds is carried out: programs may decide on what it returns.
     """
 
-    def __init__(self, learner: Learner) -> None:
-        self.learner = learner
-
     def run(self, works: Sequence[Work]) -> list[object]:
         return [self._result(work) for work in works]
-
-    def group_key(self, work: Work) -> Hashable | None:
-        return None
 
     def describe(self) -> dict[str, Any]:
         return {"executor": "none"}
 
     def _result(self, work: Work) -> object:
         if isinstance(work, LocalSGD):
-            zeros = self.learner.optimizer.zeros((), self.learner.model.layout)
+            zeros = self.learner.optimizer.zeros((), (work.model or self.learner.model).layout)
             return Trained(work.parameters, 1.0, len(work.steps), work.state or zeros or None)
         if isinstance(work, Gradient):
             return GradientResult(_zeros(work.parameters), 1.0)

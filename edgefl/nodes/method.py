@@ -72,6 +72,8 @@ class Method:
     Default: one "server" where there is that role."""
     compresses: bool = False
     """Its updates can be compressed, as [compress] says."""
+    takes_width: bool = False
+    """Its nodes train sub-models of their workload's width."""
     pools_data: bool = False
     """The fleet is one node that holds all data: a reference without distribution."""
     prepare: Callable[[Any], None] | None = None

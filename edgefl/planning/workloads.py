@@ -8,6 +8,8 @@ uniform: [train]'s batch size and steps for all.
 proportional-batch: batch sizes that let all devices end a round of [train]'s local steps together, as far as
 their overheads, data and memory allow; the fleet trains on no fewer examples per step than with uniform.
 deadline: as many local steps as fit before a common deadline, at [train]'s batch size.
+width: uniform, on the widest sub-model, of those in WIDTHS, with which a round ends before the deadline and
+that fits the memory; for methods that train at a planned width.
 cluster: uniform, and the devices in groups of like speed, which methods find in node.fleet.groups.
 """
 
@@ -23,12 +25,15 @@ from pydantic import BaseModel, ConfigDict, Field
 from edgefl.errors import ConfigError
 from edgefl.learning.cost import Cost, duration_s
 from edgefl.learning.learner import Learner
+from edgefl.learning.model import Model
 from edgefl.learning.work import LocalSGD
 from edgefl.learning.workload import Workload
 from edgefl.network import NetworkPlan
 from edgefl.nodes.plan import NodeSpec
 
-Policy = Literal["uniform", "proportional-batch", "deadline", "cluster"]
+Policy = Literal["uniform", "proportional-batch", "deadline", "width", "cluster"]
+WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
+"""Shares of each hidden layer's units that the policy width chooses from."""
 _HALVINGS = 60
 _MOST_STEPS = 1 << 20
 
@@ -39,9 +44,10 @@ class AssignConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     policy: Policy = "uniform"
-    """uniform, proportional-batch, deadline or cluster."""
+    """uniform, proportional-batch, deadline, width or cluster."""
     deadline_s: float | None = Field(default=None, gt=0)
-    """deadline: seconds of a round, transfers included; the slowest device's with uniform where not given."""
+    """Seconds of a round, transfers included. deadline: the slowest device's with uniform where not given;
+    width: the middle device's."""
     max_steps: int | None = Field(default=None, gt=0)
     """deadline: most local steps of a device."""
     groups: int = Field(default=2, ge=1)
@@ -94,18 +100,18 @@ class Fleet:
 
     def cost(self, i: int, workload: Workload) -> Cost:
         """What a round of local training costs node i."""
-        data = self.nodes[i].data
+        data, model = self.nodes[i].data, narrowed(self.learner.model, workload.width)
         assert data is not None
-        return LocalSGD(self.learner.model.init(), data, 0, workload).cost(self.learner)
+        return LocalSGD(self.learner.model.init(), data, 0, workload, model=model).cost(self.learner)
 
     def compute_s(self, i: int, workload: Workload) -> float:
         """Seconds of that."""
         return duration_s(self.cost(i, workload), self.nodes[i].profile) * self.slowdowns[i]
 
-    def transfer_s(self, i: int) -> float:
+    def transfer_s(self, i: int, width: float = 1.0) -> float:
         """Seconds of one model down and one up, alone on the links, between node i and the slowest of whom
         it talks to."""
-        size = self.learner.model.counts.parameter_bytes
+        size = narrowed(self.learner.model, width).counts.parameter_bytes
         others = self.network.topology.neighbors(i)
         times = [
             size / self.network.rate_bytes_per_s(j, i)
@@ -127,6 +133,8 @@ def assign(fleet: Fleet, config: AssignConfig) -> Assignment:
         workloads = _proportional_batches(fleet, uniform)
     elif config.policy == "deadline":
         workloads = _steps_that_fit(fleet, uniform, config)
+    elif config.policy == "width":
+        workloads = _widths_that_fit(fleet, uniform, config)
     else:
         workloads = uniform
     num_groups = min(config.groups, len(ids)) if config.policy == "cluster" else 1
@@ -168,7 +176,7 @@ def replanned(
 def _planned(
     fleet: Fleet, workloads: Mapping[int, Workload], groups: tuple[tuple[int, ...], ...]
 ) -> Assignment:
-    shares = {i: Share(w, fleet.compute_s(i, w), fleet.transfer_s(i)) for i, w in workloads.items()}
+    shares = {i: Share(w, fleet.compute_s(i, w), fleet.transfer_s(i, w.width)) for i, w in workloads.items()}
     round_s = max((share.total_s for share in shares.values()), default=0.0)
     idle = {i: replace(share, idle=1 - share.total_s / round_s) for i, share in shares.items()}
     return Assignment(idle, round_s, groups)
@@ -255,6 +263,30 @@ def _most_steps(fleet: Fleet, i: int, workload: Workload, most: int, seconds: fl
         return fleet.compute_s(i, workload.model_copy(update={"steps": steps})) <= seconds
 
     return _largest(most, fits)
+
+
+def _widths_that_fit(
+    fleet: Fleet, uniform: Mapping[int, Workload], config: AssignConfig
+) -> dict[int, Workload]:
+    rounds = sorted(fleet.compute_s(i, w) + fleet.transfer_s(i) for i, w in uniform.items())
+    deadline_s = config.deadline_s or rounds[len(rounds) // 2]
+
+    def fits(i: int, workload: Workload) -> bool:
+        seconds = fleet.compute_s(i, workload) + fleet.transfer_s(i, workload.width)
+        return seconds <= deadline_s * (1 + 1e-9) and fleet.fits(i, workload)
+
+    chosen = {}
+    for i, w in uniform.items():
+        choices = [w.model_copy(update={"width": width}) for width in WIDTHS]
+        chosen[i] = next((one for one in choices if fits(i, one)), choices[-1])
+    return chosen
+
+
+def narrowed(model: Model, width: float) -> Model:
+    """The model with that share of each set of units, rounded up. Raises ConfigError where it has none."""
+    if width == 1:
+        return model
+    return model.narrowed(tuple(math.ceil(width * n) for n in model.narrowing.counts.values()))
 
 
 def _groups(fleet: Fleet, uniform: Mapping[int, Workload], num_groups: int) -> tuple[tuple[int, ...], ...]:

@@ -105,6 +105,19 @@ def test_slow_nodes_are_planned_as_slow_as_they_are():
     assert [found.shares[i].workload.steps for i in (1, 2)] == [30, 10]
 
 
+def test_slow_devices_get_narrower_models():
+    devices = fleet([profile(1e6), profile(1e6), profile(1e6), profile(0.55e6), profile(0.2e6)], rate=1e12)
+    found = assign(devices, AssignConfig(policy="width"))
+    widths = [found.shares[i].workload.width for i in range(1, 6)]
+    assert widths == [1.0, 1.0, 1.0, 0.5, 0.125]
+    half = found.shares[4]
+    assert half.compute_s < found.shares[1].compute_s
+    # Half of the hidden units: half of the products, the outputs' biases aside.
+    assert half.compute_s == pytest.approx(
+        devices.compute_s(4, Workload(batch_size=16, steps=10)) / 2, rel=0.02
+    )
+
+
 def test_planning_again_only_when_times_drift():
     devices, config = fleet([profile(1e6), profile(1e6)]), AssignConfig(policy="deadline")
     now = assign(devices, config)
