@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -20,9 +21,19 @@ from edgefl.learning.executors import Executor, make_executor
 from edgefl.learning.learner import Learner
 from edgefl.learning.models import build_model
 from edgefl.learning.workload import Workload
-from edgefl.network import Access, NetworkPlan, Topology, make_mixing, make_topology, parse_link
+from edgefl.network import (
+    Access,
+    NetworkPlan,
+    Topology,
+    Trace,
+    drawn_trace,
+    make_mixing,
+    make_topology,
+    parse_link,
+    read_trace,
+)
 from edgefl.nodes import Method
-from edgefl.nodes.plan import NodeSpec, RunPlan
+from edgefl.nodes.plan import NodeSpec, RunPlan, Thermal
 from edgefl.parameters.compress import CompressConfig
 from edgefl.planning.workloads import Assignment, Fleet, assign, assigned, refuse_too_large
 
@@ -158,7 +169,66 @@ def _nodes(
     nodes = [
         NodeSpec(roles[i], profile, workload, data[i], slowdowns[i]) for i, profile in enumerate(profiles)
     ]
+    nodes = [node if i < first_device else _burdened(experiment, node, i - first_device)
+             for i, node in enumerate(nodes)]  # fmt: skip
     return tuple(poisoned(experiment, nodes, first_device))
+
+
+TRACE_S = 3600.0
+"""Seconds after which what is drawn of a run without stop.time_s begins again."""
+
+
+def _burdened(experiment: Experiment, node: NodeSpec, device: int) -> NodeSpec:
+    """A device with the other programs, the heat and the battery of [fleet]."""
+    fleet = experiment.fleet
+    speed: Trace | None = None
+    if (load := fleet.background) is not None:
+        speed = drawn_trace(
+            experiment.seed, "background", device, high=1.0, low=1 - load.load,
+            mean_high_s=load.mean_off_s, mean_low_s=load.mean_on_s, until_s=_horizon_s(experiment),
+        )  # fmt: skip
+    heat = fleet.thermal
+    thermal = None if heat is None else Thermal(heat.after_s, heat.recover_s, heat.slowdown)
+    battery_j: float | None = None
+    if (battery := fleet.battery) is not None:
+        if node.profile.idle_w is None or node.profile.busy_w is None:
+            accepted = f"devices with idle_w and busy_w; {node.profile.name} has no power figures"
+            raise ConfigError("fleet.battery", battery.capacity_wh, accepted)
+        battery_j = battery.capacity_wh * 3600 * battery.level
+    return replace(node, speed=speed, thermal=thermal, battery_j=battery_j)
+
+
+def _horizon_s(experiment: Experiment) -> float:
+    return experiment.stop.time_s or TRACE_S
+
+
+def _traces(experiment: Experiment, names: list[str], first_device: int) -> dict[int, Trace]:
+    """What [network] traces make of each node's rates. Raises ConfigError for wrong names and files."""
+    written = experiment.network.traces
+    known = {"default", *names}
+    for name, one in written.items():
+        if name not in known:
+            accepted = f"no such device here; {nearest(name, known)}"
+            raise ConfigError(f"network.traces.{name}", str(one), accepted)
+    files = {
+        name: read_trace(Path(one), f"network.traces.{name}", most=1e6)
+        for name, one in written.items()
+        if isinstance(one, str)
+    }
+    traces = {}
+    for i, name in enumerate(names):
+        chosen = name if name in written else "default"
+        if chosen not in written or (chosen == "default" and i < first_device):
+            continue
+        one = written[chosen]
+        if isinstance(one, str):
+            traces[i] = files[chosen]
+        else:
+            traces[i] = drawn_trace(
+                experiment.seed, "link trace", i - first_device, high=1.0, low=one.low,
+                mean_high_s=one.mean_high_s, mean_low_s=one.mean_low_s, until_s=_horizon_s(experiment),
+            )  # fmt: skip
+    return traces
 
 
 def _compress(experiment: Experiment, method: Method) -> CompressConfig:
@@ -212,6 +282,7 @@ def _network(experiment: Experiment, topology: Topology, names: list[str], first
         link_model=network.link_model,
         segments={k: bytes_per_s(v, f"network.segments.{k}") for k, v in network.segments.items()},
         path_bytes_per_s=math.inf if network.path is None else bytes_per_s(network.path, "network.path"),
+        traces=_traces(experiment, names, first_device),
         caps={(cap.sender, cap.receiver): bytes_per_s(cap.rate, "network.caps") for cap in network.caps},
     )
 

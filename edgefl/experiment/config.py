@@ -40,6 +40,7 @@ _NAMES_NOT_KEYS = (
     ("network", "link"),
     ("network", "segments"),
     ("network", "stragglers"),
+    ("network", "traces"),
 )
 """Tables whose keys are names of things: an overlay replaces them whole."""
 
@@ -212,6 +213,10 @@ def _anchored(tables: dict[str, Any], folder: Path) -> dict[str, Any]:
     network, fleet = tables.get("network"), tables.get("fleet")
     if isinstance(network, dict):
         _anchor(network.get("topology"), "file", folder)
+        for name in network["traces"] if isinstance(network.get("traces"), dict) else ():
+            _anchor(network["traces"], name, folder)
+    if isinstance(tables.get("faults"), dict):
+        _anchor(tables["faults"].get("availability"), "file", folder)
     if isinstance(fleet, dict):
         for role in Roles.model_fields:
             _anchor(fleet.get("roles"), role, folder)

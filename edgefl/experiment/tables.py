@@ -97,6 +97,35 @@ class Roles(Table):
     """The device of the node that forms groups, for methods that have one; it holds no data."""
 
 
+class Background(Table):
+    """Other programs on the devices: on and off in turn, for times drawn from exponential distributions."""
+
+    load: Annotated[float, Field(gt=0, lt=1)]
+    """The share of the processor that they take while they are on."""
+    mean_on_s: Positive
+    mean_off_s: Positive
+
+
+class ThermalTable(Table):
+    """Devices without a fan: work that goes on and on makes them slower."""
+
+    after_s: Positive = 60.0
+    """Seconds of work on end until a cool processor throttles."""
+    recover_s: Positive = 120.0
+    """Seconds of rest that cool it from there to where it began; half of it ends the throttling."""
+    slowdown: Annotated[float, Field(ge=1)] = 1.5
+    """How many times longer work takes while it throttles."""
+
+
+class Battery(Table):
+    """What feeds each device; one that runs flat ends the node's life."""
+
+    capacity_wh: Positive
+    """Watt-hours when full."""
+    level: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """How full it is at the start."""
+
+
 class Fleet(Table):
     """The [fleet] table: who takes part."""
 
@@ -106,6 +135,12 @@ class Fleet(Table):
     stragglers: dict[str, Positive] | None = None
     """{share, slowdown}: that share of the devices, drawn from the seed, takes `slowdown` times longer for
     all work; or {"3" = 5.0}: factors by node id."""
+    background: Background | None = None
+    """Other programs on every device, drawn from the seed. Virtual time."""
+    thermal: ThermalTable | None = None
+    """Every device throttles after sustained work. Virtual time."""
+    battery: Battery | None = None
+    """Every device lives on a battery. Virtual time."""
 
     @field_validator("stragglers")
     @classmethod
@@ -120,6 +155,15 @@ class Cap(Table):
     receiver: int
     rate: str | Positive
     """Most bytes per second of one flow, or text such as "2 Mbit/s"."""
+
+
+class DrawnTrace(Table):
+    """Good and bad times in turn, drawn for each device from exponential distributions."""
+
+    low: Annotated[float, Field(gt=0, lt=1)]
+    """The share of its rates that a link keeps in bad times."""
+    mean_high_s: Positive
+    mean_low_s: Positive
 
 
 class Network(Table):
@@ -139,6 +183,9 @@ class Network(Table):
     stragglers: dict[str, Positive] | None = None
     """Thin uplinks: {share, slowdown}: that share of the devices, the same ones that [fleet] stragglers draws
     first, sends so many times slower; or {"3" = 5.0}: factors by node id."""
+    traces: dict[str, str | DrawnTrace] = {}
+    """How rates change, by device name or `default`: a CSV file of time_s,value, the share of the link's
+    rates from that time on; or {low, mean_high_s, mean_low_s}, drawn from the seed. Virtual time."""
     segments: dict[str, str | Positive] = {}
     """Rate of each shared segment that links name, bytes per second or text such as "54 Mbit/s"."""
     path: str | Positive | None = None
@@ -218,6 +265,26 @@ class Churn(Table):
     """No crash later than that; stop.time_s where not given."""
 
 
+class Availability(Table):
+    """When devices are there: by the time of day, or as a file says."""
+
+    period_s: Positive | None = None
+    """diurnal: seconds of a day; each device's begins at a time of its own, drawn from the seed."""
+    up_share: Annotated[float, Field(gt=0, lt=1)] | None = None
+    """diurnal: the share of a day in which a device is there, on end."""
+    until_s: Positive | None = None
+    """diurnal: no departure later than that; stop.time_s where not given."""
+    file: str | None = None
+    """A CSV file of time_s,node,up: at that time the node comes (1) or goes (0); there at first."""
+
+    @model_validator(mode="after")
+    def _one_form(self) -> Availability:
+        diurnal = (self.period_s, self.up_share)
+        if (self.file is None) == (diurnal == (None, None)) or (self.file is None and None in diurnal):
+            raise ConfigError("faults.availability", None, "either period_s and up_share, or file")
+        return self
+
+
 class PoisonTable(Table):
     """Hostile devices: that share of the fleet, drawn from the seed."""
 
@@ -234,6 +301,7 @@ class FaultsTable(Table):
     crashes: tuple[CrashTable, ...] = ()
     partitions: tuple[PartitionTable, ...] = ()
     churn: Churn | None = None
+    availability: Availability | None = None
     poison: PoisonTable | None = None
     detect_s: NotNegative = 1.0
     """Seconds from a crash until the others hear of it."""

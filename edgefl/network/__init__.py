@@ -7,6 +7,7 @@ from edgefl.network.maxmin import max_min
 from edgefl.network.mixing import MixingMatrix, make_mixing, metropolis, uniform
 from edgefl.network.plan import LinkModel, NetworkPlan
 from edgefl.network.topology import Topology
+from edgefl.network.traces import Trace, drawn_trace, read_trace
 
 __all__ = [
     "Access",
@@ -15,6 +16,8 @@ __all__ = [
     "NetworkPlan",
     "Topology",
     "TopologyConfig",
+    "Trace",
+    "drawn_trace",
     "link",
     "links",
     "make_mixing",
@@ -24,5 +27,6 @@ __all__ = [
     "parse_link",
     "parse_rate",
     "parse_time",
+    "read_trace",
     "uniform",
 ]

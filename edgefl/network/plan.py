@@ -9,6 +9,7 @@ from typing import Literal
 
 from edgefl.network.link import Access
 from edgefl.network.topology import Topology
+from edgefl.network.traces import Trace
 
 LinkModel = Literal["fair", "local-fair", "fifo"]
 
@@ -19,6 +20,7 @@ class NetworkPlan:
 
     access: one per node, by id. segments: rate of each shared segment in bytes per second, by name.
     path_bytes_per_s: most of one flow between any two nodes. caps: of pairs (sender, receiver), instead.
+    traces: factors on a node's rates over time, both ways, by id.
     """
 
     topology: Topology
@@ -27,6 +29,7 @@ class NetworkPlan:
     segments: Mapping[str, float] = field(default_factory=dict)
     path_bytes_per_s: float = math.inf
     caps: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    traces: Mapping[int, Trace] = field(default_factory=dict)
 
     def cap(self, sender: int, receiver: int) -> float:
         """Most bytes per second of one flow of a pair, whatever its ends could do."""

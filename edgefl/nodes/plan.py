@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
 
 from edgefl.devices import DeviceProfile
-from edgefl.network import NetworkPlan
+from edgefl.network import NetworkPlan, Trace
 from edgefl.nodes.method import Method
 from edgefl.nodes.traffic import Traffic
 from edgefl.parameters.compress import CompressConfig
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class NodeSpec:
     """One node of the plan. slowdown: its work takes so many times longer (a straggler); poison: it is
-    hostile, and this is what it makes of its results."""
+    hostile, and this is what it makes of its results. speed: the share of its processor that other programs
+    leave it, over time; thermal: how it throttles; battery_j: what its battery holds at the start."""
 
     role: str
     profile: DeviceProfile
@@ -32,6 +33,19 @@ class NodeSpec:
     data: LocalData | None = None
     slowdown: float = 1.0
     poison: Poison | None = None
+    speed: Trace | None = None
+    thermal: Thermal | None = None
+    battery_j: float | None = None
+
+
+@dataclass(frozen=True)
+class Thermal:
+    """A processor that works for after_s seconds on end grows hot, and its work then takes `slowdown` times
+    longer; recover_s seconds of rest cool it from there to where it began, half of it ends the throttling."""
+
+    after_s: float
+    recover_s: float
+    slowdown: float
 
 
 @dataclass(frozen=True)

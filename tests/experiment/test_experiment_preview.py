@@ -56,10 +56,11 @@ def test_a_large_fleet_has_a_row_per_kind(file):
 
 
 def test_the_memory_needed_is_refused_before_anything_starts(file):
-    sets = ["model.hidden=[60000,60000]", "fleet.devices={raspberry-pi-zero-2w=2}"]
-    with pytest.raises(
-        ConfigError, match=r"client 1 \(raspberry-pi-zero-2w\) needs [\d,.]+ MB for mlp/\d+ at batch"
-    ):
+    small = "compute_flops=1e9\nmemory_bytes_per_s=1e9\nmemory_bytes=1000000\n"
+    (file.parent / "small-board.toml").write_text(small)
+    sets = ["model.hidden=[500,500]", "fleet.devices={'small-board.toml'=2}"]
+    message = r"client 1 \(small-board\) needs 2\.\d MB for mlp/\d+ at batch size 16 and has 1\.0 MB"
+    with pytest.raises(ConfigError, match=message):
         preview(load_experiment(file, sets))
 
 

@@ -4,6 +4,9 @@ fair: max-min over everything a flow crosses; exact, and its work per event grow
 share anything with those that change, but for stars around one hub, where it does not.
 local-fair: the smaller of the equal shares at a flow's two ends; work per event grows with the degree.
 fifo: an uplink sends one message after the other; constant work per event.
+
+Where a trace moves a node's rates, the first two follow it at each of its steps; with fifo a message keeps
+the rate at which it started.
 """
 
 from __future__ import annotations
@@ -42,6 +45,14 @@ class FifoLinks:
         self._reserved: dict[int, float] = {}
         self._down_free_s: dict[int, float] = {}
 
+    def begin(self) -> None:
+        """Nothing to prepare: what rates are is asked when a message starts."""
+
+    def _factor(self, node: int) -> float:
+        """What a trace leaves of a node's rates now."""
+        trace = self._plan.traces.get(node)
+        return 1.0 if trace is None else max(trace.value(self._clock.clock()), 1e-9)
+
     def start(self, flow: Flow) -> None:
         if flow.reserved is not None:
             self._reserved[flow.sender] = self._reserved.get(flow.sender, 0.0) + flow.reserved
@@ -62,7 +73,7 @@ class FifoLinks:
 
     def _send_head(self, queue: deque[Flow]) -> None:
         flow = queue[0]
-        up = self._plan.access[flow.sender].up_bytes_per_s
+        up = self._plan.access[flow.sender].up_bytes_per_s * self._factor(flow.sender)
         free = up - self._reserved.get(flow.sender, 0.0)
         self._send(flow, max(min(free, flow.cap), 1e-9 * up))
 
@@ -77,7 +88,8 @@ class FifoLinks:
         flow.remaining, flow.stopped = 0.0, True
         self._off(flow)
         now = self._clock.clock()
-        down = flow.size_bytes / self._plan.access[flow.receiver].down_bytes_per_s
+        rate = self._plan.access[flow.receiver].down_bytes_per_s * self._factor(flow.receiver)
+        down = flow.size_bytes / rate
         through = max(self._down_free_s.get(flow.receiver, 0.0), flow.start_s) + down
         arrives = max(now, through)
         self._down_free_s[flow.receiver] = arrives

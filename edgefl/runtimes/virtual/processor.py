@@ -16,7 +16,7 @@ from edgefl.learning.executors import Executor
 from edgefl.learning.learner import Learner
 from edgefl.learning.work import Call, Evaluate, Gradient, LocalSGD, Work
 from edgefl.nodes.handles import Task
-from edgefl.nodes.plan import NodeSpec
+from edgefl.nodes.plan import NodeSpec, Thermal
 
 _BLOCK = 256
 BEGIN_AT_ONCE = (LocalSGD, Gradient, Evaluate)
@@ -137,6 +137,33 @@ def run_alone(work: Work) -> object:
         return error
 
 
+class Heat:
+    """How hot a processor is: 0 as at the start, 1 where it begins to throttle; it stops at a half."""
+
+    __slots__ = ("_level", "_thermal", "_throttled", "_updated_s")
+
+    def __init__(self, thermal: Thermal) -> None:
+        self._thermal = thermal
+        self._level, self._updated_s, self._throttled = 0.0, 0.0, False
+
+    def pass_time(self, now: float, working: bool) -> None:
+        """It has worked, or rested, since the last call."""
+        seconds, self._updated_s = now - self._updated_s, now
+        if working:
+            self._level = min(1.0, self._level + seconds / self._thermal.after_s)
+        else:
+            self._level = max(0.0, self._level - seconds / self._thermal.recover_s)
+        if self._level >= 1 - 1e-12:
+            self._throttled = True
+        elif self._level <= 0.5:
+            self._throttled = False
+
+    @property
+    def factor(self) -> float:
+        """How many times longer work takes now."""
+        return self._thermal.slowdown if self._throttled else 1.0
+
+
 class Processor:
     """One node's processor: `lanes` items at a time in order of arrival, and reserved shares beside them."""
 
@@ -155,7 +182,12 @@ class Processor:
         self._queue: deque[Item] = deque()
         self._running: dict[Item, None] = {}
         self._by_task: dict[Task[Any], Item] = {}
+        self._heat = None if spec.thermal is None else Heat(spec.thermal)
         self.busy_s = 0.0
+
+    def busy_until(self, now: float) -> float:
+        """busy_s with what is under way."""
+        return self.busy_s + sum((now - item.start_s) * (item.share or 1.0) for item in self._running)
 
     def submit(self, task: Task[Any], token: int, work: Work, share: float | None, now: float) -> None:
         """Queue an item, or start it at once on a reserved share."""
@@ -212,6 +244,12 @@ class Processor:
 
     def _start(self, item: Item, now: float) -> None:
         item.start_s = now
+        if self._heat is not None:
+            # An item goes on as it began: heat counts from one item to the next.
+            self._heat.pass_time(now, working=bool(self._running))
+            item.seconds *= self._heat.factor
+        if self._spec.speed is not None:
+            item.seconds = self._spec.speed.done_s(now, item.seconds) - now
         self._running[item] = None
         self._call_later(item.seconds, self._due, item)
 
@@ -220,5 +258,7 @@ class Processor:
             self.complete(item, item.start_s + item.seconds)
 
     def _end(self, item: Item, now: float) -> None:
+        if self._heat is not None:
+            self._heat.pass_time(now, working=True)
         del self._running[item]
         self.busy_s += (now - item.start_s) * (item.share or 1.0)

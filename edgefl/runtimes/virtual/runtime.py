@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+from edgefl.devices.energy.model import modelled_joules
 from edgefl.errors import Stuck
 from edgefl.keyed import generator
 from edgefl.learning.executors import Executor
@@ -57,6 +58,10 @@ class VirtualRuntime(Interpreter):
         self._last: list[Callable[..., None]] = []
         self._sequence = 0
         self.num_events = 0
+        self._num_aside = 0
+        """Entries of the heap that move no program by themselves."""
+        self._flat: set[int] = set()
+        """Nodes whose battery has run flat."""
         self._links = make_links(plan.network, self, self._has_left)
         self._may_overtake = plan.network.link_model == "fifo" or any(a.jitter for a in plan.network.access)
         self._queued: dict[tuple[int, int, type], list[Flow]] = {}
@@ -87,6 +92,15 @@ class VirtualRuntime(Interpreter):
         self._sequence += 1
         heapq.heappush(self._heap, (self._time_s + delay_s, self._sequence, call, args))
 
+    def call_aside(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
+        """As call_later, for what moves no program by itself: a run does not go on for its sake."""
+        self._num_aside += 1
+        self.call_later(delay_s, self._aside, call, args)
+
+    def _aside(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
+        self._num_aside -= 1
+        call(*args)
+
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         self._soon.append((call, args))
 
@@ -106,6 +120,10 @@ class VirtualRuntime(Interpreter):
                     self.begin_life(i)
                 for crash in self.plan.faults.crashes:
                     self.call_later(crash.at_s, self._crash, crash)
+                self._links.begin()
+                for i, spec in enumerate(self.plan.nodes):
+                    if spec.battery_j is not None:
+                        self._drain(i)
             self._run_events()
             if self.stop_reason == INTERRUPTED and self._checkpointer is not None:
                 self._checkpointer.write(self)
@@ -135,7 +153,7 @@ class VirtualRuntime(Interpreter):
                 for call in last:
                     call()
                 continue
-            if not heap:
+            if len(heap) <= self._num_aside:
                 raise Stuck(self._time_s, self.waits())
             time_s = heap[0][0]
             if next_tick <= time_s and next_tick <= limit:
@@ -364,7 +382,29 @@ class VirtualRuntime(Interpreter):
             self.observer.event(self._time_s, "gone", node, "")
             self.peer_gone(node)
 
+    def _drain(self, node: int) -> None:
+        """Look at a battery now, and again when it could at the earliest be flat."""
+        spec, state = self.plan.nodes[node], self.states[node]
+        battery_j, profile = spec.battery_j, spec.profile
+        assert battery_j is not None and profile.busy_w is not None
+        num_bytes = self.traffic.sent_bytes.get(node, 0) + self.traffic.received_bytes.get(node, 0)
+        busy_s = state.processor.busy_until(self._time_s)
+        used_j = modelled_joules(profile, self._time_s, busy_s, num_bytes)
+        assert used_j is not None
+        if used_j >= battery_j * (1 - 1e-9):
+            self._flat.add(node)
+            self.observer.event(self._time_s, "battery flat", node, f"{battery_j:g} J used")
+            self._kill(node, will_return=False)
+            return
+        access = self.plan.network.access[node]
+        rate = access.up_bytes_per_s + access.down_bytes_per_s
+        most_w = profile.busy_w + (profile.radio_j_per_byte or 0.0) * rate
+        wait_s = max(battery_j - used_j, 1e-4 * battery_j) / most_w
+        self.call_aside(wait_s, self._drain, node)
+
     def _return(self, node: int) -> None:
+        if node in self._flat:
+            return
         state = self.states[node]
         state.alive = True
         state.life += 1

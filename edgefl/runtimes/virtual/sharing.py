@@ -67,8 +67,36 @@ class SharedLinks:
         self._segments = {name: End(2 * n + k, rate) for k, (name, rate) in enumerate(plan.segments.items())}
         self._segment_of = [None if a.segment is None else self._segments[a.segment] for a in plan.access]
         self._dirty: dict[End, None] = {}
+        self._plan = plan
         self.numbered = 0
         """Counts places in hubs."""
+
+    def begin(self) -> None:
+        """A run begins: the traces do."""
+        for node in self._plan.traces:
+            self._follow(node)
+
+    def _follow(self, node: int) -> None:
+        """Rates of a node are what its trace says from now on, until its next step."""
+        now, trace = self._clock.clock(), self._plan.traces[node]
+        factor, access = trace.value(now), self._plan.access[node]
+        up, down = self._ends[node], self._ends[len(self._segment_of) + node]
+        self._change(up, max(access.up_bytes_per_s * factor, LEAST_RATE), now)
+        self._change(down, max(access.down_bytes_per_s * factor, LEAST_RATE), now)
+        next_s = trace.next_change_s(now)
+        if next_s != float("inf"):
+            self._clock.call_aside(next_s - now, self._follow, node)
+
+    def _change(self, end: End, capacity: float, now: float) -> None:
+        """An end offers another rate now."""
+        end.capacity = capacity
+        for flow in list(end.flows):
+            flow.most = min((flow.cap, *(one.capacity for one in flow.ends)))
+            if flow.hub is not None:  # its place there went by what it could take
+                hub = flow.hub
+                hub.leave(flow, now)
+                hub.enter(flow, now)
+            self._touch(flow)
 
     def _crossed(self, flow: Flow) -> tuple[End, ...]:
         """The capacities that a flow crosses: uplink, segments, downlink."""
@@ -218,6 +246,10 @@ class FairLinks(SharedLinks):
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
         super().__init__(plan, clock, on_left)
         self._capacities = [end.capacity for end in (*self._ends, *self._segments.values())]
+
+    def _change(self, end: End, capacity: float, now: float) -> None:
+        self._capacities[end.number] = capacity
+        super()._change(end, capacity, now)
 
     def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
         flows = _connected(dirty)
