@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from dataclasses import replace
 
 import pytest
 from small import make_executor, small_plan
@@ -10,6 +11,8 @@ from toy import Watcher
 
 from edgefl.errors import ConfigError
 from edgefl.learning.poison import Poison
+from edgefl.network import Trace
+from edgefl.nodes.plan import Thermal
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import restore_checkpoint, take_checkpoint
 
@@ -47,6 +50,7 @@ METHODS = [
     "fedasync top-k",
     "ssp top-k",
     "fedavg poisoned",
+    "fedasync burdened",
     "choco-sgd top-k",
     "asyncdrop",
     "fjord",
@@ -106,7 +110,21 @@ def _plan(method: str):
     if method in ("dapple", "gpipe"):
         config = {"stages": ((1, 2), (2, 2)), "micro_batches": 2}
     train, slowdowns = {"momentum": 0.5}, [1, 2, 3, 4, 5, 6, 7]
+    if "burdened" in words:
+        return _burdened(small_plan(name, 4, rounds=40, train=train, link_model="fair"))
     return small_plan(name, 4, rounds=2, train=train, slowdowns=slowdowns, **config)
+
+
+def _burdened(plan):
+    """Links that change, other programs, heat, and a battery that runs flat on the way."""
+    trace = Trace((0.0, 0.001), (1.0, 0.3), period_s=0.003)
+    nodes = list(plan.nodes)
+    for i in (1, 2, 3):
+        powered = nodes[i].profile.model_copy(update={"idle_w": 1.0, "busy_w": 3.0})
+        nodes[i] = replace(nodes[i], profile=powered, speed=trace, thermal=Thermal(0.002, 0.01, 2.0))
+    nodes[3] = replace(nodes[3], battery_j=0.02)
+    network = replace(plan.network, traces={1: trace, 2: trace})
+    return replace(plan, nodes=tuple(nodes), network=network)
 
 
 @pytest.mark.parametrize("method", METHODS)
