@@ -31,7 +31,7 @@ ON_32_BIT = (
     "edgefl needs a 64-bit operating system: PyTorch has no builds for 32-bit ones. "
     "On a Raspberry Pi 3, 4, 5 or Zero 2 install Raspberry Pi OS (64-bit)"
 )
-EXTRAS = {"data": ("sklearn",), "report": ("matplotlib", "pandas")}
+EXTRAS = {"data": ("sklearn",), "report": ("pandas",)}
 """Optional modules by the extra that installs them."""
 TORCH = "import torch; a = torch.ones(64, 64); assert (a @ a).sum() == 64**3; print(torch.__version__)"
 GRPC = "import grpc; from grpc._cython import cygrpc; print(grpc.__version__)"
