@@ -190,7 +190,7 @@ def test_sigterm_leaves_a_run_that_can_go_on(place: Path) -> None:
         while not (place / "made").exists() and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(0.5)  # let the run begin: in its first moments its folder still says "running"
-            running.send_signal(signal.SIGTERM)
+        running.send_signal(signal.SIGTERM)
         _, said = running.communicate(timeout=60)
     assert running.returncode == 130
     assert "edgefl: interrupted" in said
