@@ -2,7 +2,7 @@
 
 The profile measures operators and a few small reference networks; none of the models below is among them.
 Steps are timed on one thread, by the time that the thread has had the processor; the lower quartile of the
-repeats counts, as a shared machine only ever adds. Prints a row per model, part and batch size, and the errors.
+repeats counts, as a shared machine only ever adds. Prints a row per model, part and batch size, and errors.
 
     python benchmarks/cost_fidelity.py [--quick]
 """
