@@ -288,7 +288,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         ("messages", f"{summary['messages']:,}"),
         ("payload, on the wire", f"{_bytes(summary, 'payload_bytes')}, {_bytes(summary, 'wire_bytes')}"),
         ("devices busy, idle", f"{seconds(summary['busy_s'])}, {seconds(summary['idle_s'])}"),
-        ("energy", scaled(summary.get("joules"), "J")),
+        (f"energy ({summary.get('energy') or 'not known'})", scaled(summary.get("joules"), "J")),
         ("took here", seconds(summary["wall_s"])),
     ]
     title = f"{summary['method']}, {summary['nodes']} nodes, {summary['runtime']}, seed {summary['seed']}"

@@ -77,4 +77,7 @@ def _from_file(path: Path, key: str) -> DeviceProfile:
     try:
         return DeviceProfile.model_validate({"name": path.stem, **table})
     except ValidationError as error:
-        raise first_problem(error, f"{key} ({path})") from error
+        found = first_problem(error, f"{key} ({path})")
+        if isinstance(found.found, dict):  # a whole table says no more than its name
+            found = ConfigError(found.key, "the table", found.accepted)
+        raise found from error

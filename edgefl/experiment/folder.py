@@ -6,7 +6,7 @@ metrics.csv      time_s, node, name, value: what programs recorded
 curve.csv        time_s, step, value, loss, worst_tenth, best, payload_bytes, joules: one row an evaluation
 evaluations.csv  time_s, node (-1: a joint model), step, metric, loss
 nodes.csv        node, role, device, num_examples, busy_s, idle_s, sent_bytes, received_bytes, joules, metric,
-                 loss
+                 loss, energy (whether the joules are measured or modelled)
 traffic.csv      sender, receiver, kind, messages, payload_bytes, encoded_bytes
 spans.csv        node, kind, start_s, end_s, detail
 events.csv       time_s, kind, node, detail
@@ -42,7 +42,7 @@ COLUMNS = {
     "evaluations": ("time_s", "node", "step", "metric", "loss"),
     "nodes": (
         "node", "role", "device", "num_examples", "busy_s", "idle_s", "sent_bytes", "received_bytes",
-        "joules", "metric", "loss",
+        "joules", "metric", "loss", "energy",
     ),
     "traffic": ("sender", "receiver", "kind", "messages", "payload_bytes", "encoded_bytes"),
     "spans": ("node", "kind", "start_s", "end_s", "detail"),

@@ -8,10 +8,12 @@ import sys
 from contextlib import ExitStack
 from pathlib import Path
 
+from edgefl.devices.energy import open_meter
 from edgefl.errors import ConfigError
 from edgefl.experiment import runner
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import load_experiment
+from edgefl.experiment.energy import sampled
 from edgefl.experiment.observer import RunObserver
 from edgefl.experiment.progress import Progress
 from edgefl.runtimes.grpc import local as grpc
@@ -91,7 +93,11 @@ def run_node(
     limits = Limits(connect_timeout_s=_START_S, grace_s=grace_s)
 
     def execute(observer: RunObserver) -> Outcome:
-        return _run_place(place, built, observer, limits, kept, listen)
+        if not place.alone_on_its_machine:
+            return _run_place(place, built, observer, limits, kept, listen)
+        observer.meter = open_meter()
+        with sampled(observer.meter):
+            return _run_place(place, built, observer, limits, kept, listen)
 
     if place.index == 0:
         going_on = kept is not None and kept.life > 0

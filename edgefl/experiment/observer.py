@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from edgefl.data import Batch
+from edgefl.devices.energy import Meter
 from edgefl.errors import RunError
 from edgefl.experiment.build import Built
 from edgefl.experiment.energy import node_joules, total
@@ -81,6 +82,10 @@ class RunObserver:
         self.spans: list[Row] = []
         self.events: list[Row] = []
         self.num_spans_left_out = 0
+        self.meter: Meter | None = None
+        """Measures this machine, where that is the one node's that this process hosts."""
+        self._metered = self.hosted[0]
+        self._measured_j: dict[int, float] = {}
         self.final_models: dict[int, Evaluation] = {}
         """What each model evaluated at the end came to, by node or -1."""
 
@@ -292,7 +297,17 @@ class RunObserver:
     def export(self) -> dict[str, Any]:
         """This process's records, as JSON can hold them."""
         names = ("evaluations", "costs", "metrics", "spans", "events", "num_spans_left_out")
-        return {name: getattr(self, name) for name in names}
+        measured = {str(node): joules for node, joules in self.measured_j.items()}
+        return {name: getattr(self, name) for name in names} | {"measured_j": measured}
+
+    @property
+    def measured_j(self) -> dict[int, float]:
+        """Joules of nodes whose machine measures them, so far."""
+        own = None if self.meter is None else self.meter.joules
+        if own is None:
+            return self._measured_j
+        earlier = self._measured_j.get(self._metered, 0.0)  # of this process's earlier lives
+        return {**self._measured_j, self._metered: earlier + own}
 
     def resume(self, records: Mapping[str, Any], busy_s: Mapping[int, float]) -> None:
         """Know what this process's observer knew in an earlier life. busy_s: so far, by node."""
@@ -310,6 +325,7 @@ class RunObserver:
             mine.sort(key=lambda row: row[0])
         self.spans += [tuple(row) for row in records["spans"]]
         self.num_spans_left_out += records["num_spans_left_out"]
+        self._measured_j |= {int(node): float(j) for node, j in records.get("measured_j", {}).items()}
         self.time_to_target_s = self._first_reached()
 
     def _first_reached(self) -> float | None:

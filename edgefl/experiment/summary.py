@@ -11,7 +11,7 @@ from safetensors.torch import save
 
 from edgefl.data import label_table
 from edgefl.experiment.build import Built
-from edgefl.experiment.energy import node_joules, total
+from edgefl.experiment.energy import node_joules, total, word
 from edgefl.experiment.folder import RunFolder
 from edgefl.experiment.observer import RunObserver, spread, value_of
 from edgefl.runtimes.outcome import Outcome
@@ -23,7 +23,8 @@ def summarise(
     """A run in one dictionary that JSON can hold; times in seconds, None for what is not known.
 
     final_metric, final_loss: means over the nodes evaluated at the end. busy_s, idle_s: device-seconds of
-    the whole fleet. wire_bytes, joules: modelled; joules of the nodes whose profile has power.
+    the whole fleet. wire_bytes: modelled. joules: of the nodes whose machine measures them or whose profile
+    has power; energy: in which of these ways, "measured", "modelled", or both.
     """
     target, metric = built.experiment.stop.target, built.metric
     finals = list(observer.final_models.values())
@@ -51,6 +52,7 @@ def summarise(
         "encoded_bytes": outcome.traffic.encoded_bytes,
         "wire_bytes": outcome.wire_bytes,
         "joules": total(row[8] for row in nodes),
+        "energy": word(row[11] for row in nodes),
         "busy_s": sum(row[4] for row in nodes),
         "idle_s": sum(row[5] for row in nodes),
         "stale_messages": stale,
@@ -77,12 +79,16 @@ def write_results(folder: RunFolder, built: Built, observer: RunObserver, outcom
 
 
 def _node_rows(built: Built, observer: RunObserver, outcome: Outcome) -> Iterator[tuple[Any, ...]]:
-    """node, role, device, num_examples, busy_s, idle_s, sent, received, joules, metric, loss"""
-    traffic = outcome.traffic
+    """node, role, device, num_examples, busy_s, idle_s, sent, received, joules, metric, loss, energy"""
+    traffic, measured_j = outcome.traffic, observer.measured_j
     for i, spec in enumerate(built.plan.nodes):
         busy_s = float(outcome.busy_s.get(i, 0.0))
         sent, received = traffic.sent_bytes.get(i, 0), traffic.received_bytes.get(i, 0)
         final = observer.final_models.get(i)
+        joules = node_joules(spec.profile, outcome.time_s, busy_s, sent + received)
+        energy = None if joules is None else "modelled"
+        if i in measured_j:
+            joules, energy = measured_j[i], "measured"
         yield (
             i,
             spec.role,
@@ -92,9 +98,10 @@ def _node_rows(built: Built, observer: RunObserver, outcome: Outcome) -> Iterato
             max(outcome.time_s - busy_s / spec.profile.lanes, 0.0),
             sent,
             received,
-            node_joules(spec.profile, outcome.time_s, busy_s, sent + received),
+            joules,
             None if final is None else value_of(final, built.metric),
             None if final is None else final.loss,
+            energy,
         )
 
 

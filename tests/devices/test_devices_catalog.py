@@ -95,3 +95,30 @@ def test_files_that_hold_no_table(tmp_path, name, text):
 def test_profiles_are_frozen():
     with pytest.raises(ValidationError):
         device("laptop").idle_w = 3.0
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("compute_flops = -1e9", r"compute_flops = -1000000000\.0: should be greater than 0"),
+        ("compute_flops = 1e30", "compute_flops = 1e\\+30: should be less than or equal to"),
+        ('memory_bytes_per_s = "4 GB/s"', "memory_bytes_per_s = '4 GB/s': should be a valid number"),
+        ("step_overhead_s = nan", "step_overhead_s = nan: should be a finite number"),
+        ("compute_flopps = 1e9", "did you mean 'compute_flops'"),
+        (
+            "[kernels]\nstep_s = 0.0\nnode_s = 0.0\ntimes = { matmull = [[1, 1, 1, 1e-6]] }",
+            "did you mean 'matmul'",
+        ),
+        ("[kernels]\nstep_s = -1.0\nnode_s = 0.0\ntimes = {}", r"kernels\.step_s = -1\.0"),
+        ('[step_times_s]\n"cnn/8234" = { 16 = -0.1 }', "both should be positive"),
+    ],
+)
+def test_wrong_figures_of_a_file_are_refused_in_one_line(tmp_path, line, message):
+    figures = {"compute_flops": 1e9, "memory_bytes_per_s": 1e9, "memory_bytes": 10**9}
+    name = line.split(" ")[0]
+    kept = [f"{key} = {value!r}" for key, value in figures.items() if key != name]
+    path = tmp_path / "mine.toml"
+    path.write_text("\n".join([*kept, line]) + "\n")
+    with pytest.raises(ConfigError, match=message) as refusal:
+        device(path)
+    assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400 + len(str(path))

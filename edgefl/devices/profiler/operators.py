@@ -11,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from itertools import cycle
 from typing import Any
 
 import torch
@@ -80,13 +79,21 @@ def cases(quick: bool = False) -> Iterator[Case]:
 
 
 def _round(function: Callable[..., object], make: Callable[[], tuple[Any, ...]]) -> Callable[[], object]:
-    """A call of the function on the next of several inputs, the latest outputs kept."""
+    """A call of the function on the next of several inputs, the latest outputs kept. The inputs are made when
+    it is called first."""
+    return _going_round(function, make).__next__
+
+
+def _going_round(function: Callable[..., object], make: Callable[[], tuple[Any, ...]]) -> Iterator[object]:
     first = make()
     size = sum(x.nbytes for x in first if isinstance(x, Tensor))
     count = max(2, min(ROUND, int(_MOST_BYTES // max(size, 1))))
-    inputs = cycle([first, *(make() for _ in range(count - 1))])
+    inputs = [first, *(make() for _ in range(count - 1))]
     kept: deque[object] = deque(maxlen=count)
-    return lambda: kept.append(function(*next(inputs)))
+    while True:
+        for one in inputs:
+            kept.append(function(*one))
+            yield None
 
 
 def _ones(*shapes: tuple[int, ...]) -> tuple[Tensor, ...]:

@@ -33,23 +33,30 @@ def fleet(run: RunFiles, used: Mapping[int, Use], access: Mapping[int, Access]) 
             seconds(work.get((role, device))), seconds(sends.get((role, device))),
             share(sum(used[n.id].computing_s for n in group), len(group) * run.time_s),
             share(sum(n.idle_s for n in group), sum(n.busy_s + n.idle_s for n in group)),
-            scaled(_sum([n.sent_bytes for n in group]), "B"), scaled(_sum([n.joules for n in group]), "J"),
+            scaled(_sum([n.sent_bytes for n in group]), "B"), _energy(group),
         )
         for (role, device), group in groups.items()
     ]  # fmt: skip
     headers = (
         "device", "role", "nodes", "link down / up", "examples per node", "work item (median)",
-        "transfer (median)", "computing", "idle", "sent in all (encoded)", "energy in all (modelled)",
+        "transfer (median)", "computing", "idle", "sent in all (encoded)", "energy in all",
     )  # fmt: skip
     note = paragraph(
         f"{_network(run)}Computing: share of the run in which at least one work item is under way."
-        " Idle: share of the processor time that is left over. Energy is modelled from the device's power"
-        " at rest and at work, and its radio.",
+        " Idle: share of the processor time that is left over. Modelled energy follows from the device's"
+        " power at rest and at work, and its radio; where a machine measures its energy, that is shown.",
         "note",
     )
     return join(
         (Markup('<div class="panel">'), table(headers, rows, 2), note, Markup("</div>"), _all_nodes(run))
     )
+
+
+def _energy(group: Sequence[NodeRow]) -> str:
+    """Joules of some nodes, and whether they are measured or modelled."""
+    joules = _sum([n.joules for n in group])
+    kinds = " and ".join(sorted({n.energy for n in group if n.joules is not None}))
+    return NONE if joules is None else f"{scaled(joules, 'J')} {kinds}"
 
 
 def _network(run: RunFiles) -> str:
@@ -79,13 +86,13 @@ def _link(group: Sequence[NodeRow], access: Mapping[int, Access]) -> object:
 
 def _all_nodes(run: RunFiles) -> Markup:
     headers = (
-        "node", "examples", "busy", "idle", "sent (encoded)", "received (encoded)", "energy (modelled)",
+        "node", "examples", "busy", "idle", "sent (encoded)", "received (encoded)", "energy",
         "final metric", "final loss",
     )  # fmt: skip
     rows = [
         (
             n.name, number(n.num_examples), seconds(n.busy_s), seconds(n.idle_s), scaled(n.sent_bytes, "B"),
-            scaled(n.received_bytes, "B"), scaled(n.joules, "J"), number(n.metric, 4), number(n.loss),
+            scaled(n.received_bytes, "B"), _energy([n]), number(n.metric, 4), number(n.loss),
         )
         for n in run.nodes[:1000]
     ]  # fmt: skip

@@ -52,6 +52,7 @@ class NodeRow:
     joules: float | None
     metric: float | None
     loss: float | None
+    energy: str = "modelled"
 
     @property
     def name(self) -> str:
@@ -171,6 +172,7 @@ class RunFiles:
                     joules=figure(row, "joules"),
                     metric=figure(row, "metric"),
                     loss=figure(row, "loss"),
+                    energy=row.get("energy") or "modelled",
                 )
             )
         return nodes

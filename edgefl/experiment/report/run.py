@@ -131,7 +131,8 @@ def _key_figures(run: RunFiles) -> list[tuple[object, object, object]]:
     wire = f"{scaled(number_of.get('wire_bytes'), 'B')} on the wire (modelled)"
     found.append(("Payload sent", scaled(number_of.get("payload_bytes"), "B"), wire))
     found.append(("Messages", number(number_of.get("messages")), "sent by all nodes"))
-    found.append(("Energy", scaled(number_of.get("joules"), "J"), "modelled, all nodes"))
+    energy = run.summary.get("energy") or "modelled"
+    found.append(("Energy", scaled(number_of.get("joules"), "J"), f"{energy}, all nodes"))
     if busy + idle > 0:
         remark = f"{seconds(busy)} busy, {seconds(idle)} idle"
         found.append(("Processors busy", share(busy, busy + idle), f"device time: {remark}"))

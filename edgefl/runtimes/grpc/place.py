@@ -30,6 +30,14 @@ class Place:
     def num_nodes(self) -> int:
         return sum(map(len, self.nodes_of))
 
+    @property
+    def alone_on_its_machine(self) -> bool:
+        """Whether this process hosts one node, and no other process has its host."""
+        hosts = [address.rpartition(":")[0] for address in self.addresses]
+        own = hosts[self.index]
+        loopback = own in ("localhost", "[::1]") or own.startswith("127.")
+        return len(self.hosted) == 1 and hosts.count(own) == 1 and not loopback
+
     def process_of(self, node: int) -> int:
         """The process that hosts a node."""
         return next(p for p, nodes in enumerate(self.nodes_of) if node in nodes)
