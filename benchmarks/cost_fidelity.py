@@ -21,6 +21,7 @@ from edgefl.learning import Learner, Model, ModelConfig, Problem, TrainConfig, W
 from edgefl.learning.cost import duration_s
 from edgefl.learning.measuring import made_data, stage_sample, step_sample
 from edgefl.learning.work import LocalSGD, stage_backward_cost
+from edgefl.planning.workloads import narrowed
 
 DIGITS, FASHION = Problem("classification", (1, 8, 8), 10), Problem("classification", (1, 28, 28), 10)
 COLOUR, TEXT = Problem("classification", (3, 32, 32), 10), Problem("language", (20,), 60)
@@ -31,13 +32,19 @@ MODELS = (
     ("transformer", {}, TEXT),
 )  # fmt: skip
 BATCHES = (4, 16, 64, 128)
+NARROW = ("mlp", "cnn", "vgg")
 
 
 def rows(model: Model, problem: Problem, profile: DeviceProfile, batch: int, budget_s: float):
-    """(part, measured, predicted) of a whole step, and of the two halves of a model that can be cut."""
-    learner = Learner(model, TrainConfig(batch_size=batch))
-    work = LocalSGD(model.init(), made_data(problem), 0, Workload(batch_size=batch, steps=2))
-    yield "full", step_sample(model, batch, budget_s).quiet_s, duration_s(work.cost(learner), profile) / 2
+    """(part, measured, predicted) of a whole step, of the two halves of a model that can be cut, and of a
+    step of the sub-model with half of the units where there is one."""
+    whole = [("full", model)]
+    if model.name in NARROW:
+        whole.append(("half", narrowed(model, 0.5)))
+    for part, one in whole:
+        learner = Learner(one, TrainConfig(batch_size=batch))
+        work = LocalSGD(one.init(), made_data(problem), 0, Workload(batch_size=batch, steps=2))
+        yield part, step_sample(one, batch, budget_s).quiet_s, duration_s(work.cost(learner), profile) / 2
     last = len(model.blocks)
     for first, end in ((0, last // 2), (last // 2, last)) if last > 1 else ():
         stage = model.stage(first, end)
