@@ -92,9 +92,9 @@ class Interrupted(Exception):
 async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -> Vector | None:
     """One device's life. Returns its stage's parameters at the end, None for a device that has no stage."""
     peers = node.fleet.ids()
-    if node.id == peers[0]:
-        node.start(_lead(node, make_plan(node)))
     member = Member(node)
+    if node.id == peers[0]:
+        node.start(_lead(node, make_plan(node), member))
     wanted: Any = member.under_way or await node.receive(Resume, Called, Over)
     while not isinstance(wanted, Over):
         if isinstance(wanted, Called):
@@ -117,18 +117,24 @@ async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -
 # --- the leader -------------------------------------------------------------------------------------------
 
 
-async def _lead(node: Node, plan: PipelinePlan) -> None:
-    """Start all members, call them together when one is lost or back, and end the run when all are done."""
+async def _lead(node: Node, plan: PipelinePlan, member: Member) -> None:
+    """Start all members, call them together when one is lost or back, and end the run when all are done.
+
+    That all are done is saved with this member's state: a leader that is lost while it ends the run would else
+    call members that have left.
+    """
     attempt, step = (node.life, 0), 0
     spares = [j for j in node.fleet.ids() if j not in plan.members]
     if spares:
         node.send(spares, _resume(plan, attempt, step))
         node.start(_dismiss(node, spares))
-    if node.life:
+    over = bool(node.saved and node.saved.get("over"))
+    if node.life and not over:
         attempt, step = await _assemble(node, plan, attempt)
-    while True:
+    while not over:
         node.send(plan.members, _resume(plan, attempt, step))
         if await _all_done(node, plan, attempt):
+            await node.save(over=True, **member.state())
             break
         node.note("stopped", "a member of the pipeline is lost or has come back; its step is void")
         attempt, step = await _assemble(node, plan, attempt)
@@ -266,12 +272,18 @@ class Member:
             node.record(step_s=node.now() - began_s, in_flight=self.most_open)
             if self.r == 0 and self.step % self._steps_per_round == 0:
                 node.publish(part.parameters, step=self._round(self.step), part=self.name)
-            older = self.versions[k]
-            await node.save(
-                step=self.step, part=part.parameters, part_state=part.state,
-                older=older.parameters, older_state=older.state,
-                life=node.life, attempt=self.attempt, plan=_fields(self.told),
-            )  # fmt: skip
+            await node.save(**self.state())
+
+    def state(self) -> dict[str, Any]:
+        """What this member goes on from: its step, its versions, and what it was told."""
+        if self.step not in self.versions or self.plan is None:
+            return {"step": self.step}
+        found: dict[str, Any] = {"step": self.step, "life": self.node.life}
+        found |= {"attempt": self.attempt, "plan": _fields(self.told)}
+        for back, name in enumerate(("part", "older")):
+            if (version := self.versions.get(self.step - back)) is not None:
+                found |= {name: version.parameters, f"{name}_state": version.state}
+        return found
 
     async def _passes(self, k: int) -> Tensor:
         """All passes of step k in order; the gradient of the batch's mean loss, from this replica's rows."""
