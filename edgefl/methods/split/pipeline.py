@@ -120,8 +120,8 @@ async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -
 async def _lead(node: Node, plan: PipelinePlan, member: Member) -> None:
     """Start all members, call them together when one is lost or back, and end the run when all are done.
 
-    That all are done is saved with this member's state: a leader that is lost while it ends the run would else
-    call members that have left.
+    That all are done is saved with this member's state: a leader that is lost while it ends the run would
+    else call members that have left.
     """
     attempt, step = (node.life, 0), 0
     spares = [j for j in node.fleet.ids() if j not in plan.members]
