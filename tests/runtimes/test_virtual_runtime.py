@@ -394,3 +394,22 @@ def test_sending_to_a_node_that_does_not_exist_is_refused():
 
     with pytest.raises(ProgramFailed, match="the fleet has nodes 0 to 0"):
         run_toy([program], KINDS)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.9])
+def test_what_a_partition_held_arrives_in_the_order_in_which_it_was_sent(jitter):
+    """All at the instant at which it heals: times that differ by a rounding error would turn them round."""
+    count = 200
+
+    async def sends(node):
+        for i in range(count):
+            node.send(1, Note(number=i))
+            await node.sleep(0.1 / 7 / (1 + i % 5))
+
+    async def receives(node):
+        return [(await node.receive(Note)).number for _ in range(count)]
+
+    faults = FaultPlan(partitions=(Partition(frozenset({0}), 0.1, 3.3),))
+    links = access(1e6, latency_s=0.013, jitter=jitter)
+    outcome = run_toy([sends, receives], [Note], faults=faults, access=links, link_model="fair")
+    assert outcome.results[1] == list(range(count))

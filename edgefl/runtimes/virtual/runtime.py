@@ -101,6 +101,11 @@ class VirtualRuntime(Interpreter):
         self._num_aside -= 1
         call(*args)
 
+    def _call_at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
+        """Call at a time of the clock, to the bit: what is due at one instant keeps its order."""
+        self._sequence += 1
+        heapq.heappush(self._heap, (time_s, self._sequence, call, args))
+
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         self._soon.append((call, args))
 
@@ -314,7 +319,8 @@ class VirtualRuntime(Interpreter):
             key = (sender, receiver, kind)
             arrives = max(self._time_s + delay, self._last_arrival.get(key, 0.0))
             self._last_arrival[key] = arrives
-            delay = arrives - self._time_s
+            self._call_at(arrives, self._arrive, flow)
+            return
         self.call_later(delay, self._arrive, flow)
 
     def _latency(self, sender: int, receiver: int) -> float:
@@ -331,7 +337,7 @@ class VirtualRuntime(Interpreter):
         heal_s = self._partitioned_until(flow.sender, flow.receiver) if self._partitions else None
         if heal_s is not None:
             if not flow.kind.lossy:
-                self.call_later(heal_s - self._time_s, self._arrive, flow)
+                self._call_at(heal_s, self._arrive, flow)
             return
         if not self.states[flow.receiver].alive:
             if not self._is_silent(flow.receiver):
