@@ -13,15 +13,16 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from edgefl.experiment.api import run
+    from edgefl.experiment.api import check, run
     from edgefl.experiment.compare import compare
     from edgefl.experiment.results import load
     from edgefl.experiment.sweep import sweep
 
-__all__ = ["compare", "load", "run", "sweep"]
+__all__ = ["check", "compare", "load", "run", "sweep"]
 
 _HOMES = {
     "run": "edgefl.experiment.api",
+    "check": "edgefl.experiment.api",
     "load": "edgefl.experiment.results",
     "compare": "edgefl.experiment.compare",
     "sweep": "edgefl.experiment.sweep",

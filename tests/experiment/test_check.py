@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+import edgefl
 from edgefl.cli import app
 from edgefl.errors import ConfigError
 from edgefl.experiment.check import Laboratory, Schedule, check, draw
@@ -259,6 +260,12 @@ time_s = 3.0
     assert len(laboratory.plan.nodes) == 4 and laboratory.plan.rounds == 5
     assert laboratory.undisturbed.kind == "finished"
     assert check(laboratory, range(3)).finding is None
+
+
+def test_the_same_from_python():
+    report = edgefl.check("d-psgd", 3, train__local_steps=1)
+    assert report.method == "d-psgd" and report.finding is None and len(report.trials) == 3
+    assert [t.schedule.seed for t in edgefl.check("d-psgd", seed=5).trials] == [5]
 
 
 def call(*arguments: str):
