@@ -352,6 +352,37 @@ def joined(model: Model, served: Served) -> Vector:
     return model.join(served.back.parameters, served.rear.parameters)
 
 
+@dataclass(frozen=True)
+class WholeMean:
+    """What a round of turns came to. parameters: the mean of the whole models, weighted by examples.
+
+    reports: how many models it holds. loss: mean over the turns, NaN without any. busy_s: each client's
+    computing.
+    """
+
+    parameters: Vector
+    reports: int
+    loss: float
+    busy_s: dict[int, float]
+
+
+async def mean_of_turns(
+    node: Node, whole: Vector, turns: Sequence[Task[Served | None]], timeout_s: float | None = None
+) -> WholeMean:
+    """Wait for a round's turns, at most timeout_s seconds, and average what they came to.
+
+    whole: the parameters where no turn ended. A client that was lost is left out with both halves.
+    """
+    mean, losses, busy_s = WeightedMean(whole.layout), [], {}
+    for turn in await finished(node, turns, timeout_s):
+        if (served := turn.value) is not None:
+            k = served.back.sender
+            mean.add(joined(node.model, served), node.fleet.num_examples(k))  # n_k / sum n_k
+            losses.append(served.loss)
+            busy_s[k] = served.back.busy_s
+    return WholeMean(mean.value(otherwise=whole), mean.count, mean_of(losses), busy_s)
+
+
 def mean_rears(model: Model, whole: Vector, rears: Sequence[tuple[int, Vector, float]]) -> Vector:
     """Average rears of unequal depth, block by block, over those that hold the block.
 

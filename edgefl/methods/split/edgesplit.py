@@ -22,7 +22,7 @@ from typing import Literal
 from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Method, Node
-from edgefl.parameters import Vector, WeightedMean
+from edgefl.parameters import Vector
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     CutConfig,
@@ -32,9 +32,7 @@ from edgefl.patterns.split import (
     SmashedData,
     SmashedGradient,
     begin_turn,
-    finished,
-    joined,
-    mean_of,
+    mean_of_turns,
     serve_turns,
     shared_front,
 )
@@ -71,17 +69,11 @@ async def server(node: Node) -> Vector:
         for k, cut, b in zip(clients, plan.cuts, plan.rates, strict=True):
             link = Link(k, (node.life, t), config.cut_bits, b)
             turns.append(begin_turn(node, link, cut, w, share=1 / len(clients)))
-        mean, losses, busy_s = WeightedMean(w.layout), [], {}
-        for turn in await finished(node, turns):
-            if (served := turn.value) is not None:
-                k = served.back.sender
-                mean.add(joined(node.model, served), node.fleet.num_examples(k))  # |D_n| / sum |D|
-                losses.append(served.loss)
-                busy_s[k] = served.back.busy_s
-        w = mean.value(otherwise=w)
-        slowdowns = fleet.measured(plan.cuts, busy_s, slowdowns, config.replan_above)
+        mean = await mean_of_turns(node, w, turns)
+        w = mean.parameters
+        slowdowns = fleet.measured(plan.cuts, mean.busy_s, slowdowns, config.replan_above)
         node.record(
-            round=t, reports=mean.count, missing=len(clients) - mean.count, train_loss=mean_of(losses),
+            round=t, reports=mean.reports, missing=len(clients) - mean.reports, train_loss=mean.loss,
             round_s=node.now() - began_s, planned_round_s=plan.round_s,
         )  # fmt: skip
         node.publish(w, step=t + 1)

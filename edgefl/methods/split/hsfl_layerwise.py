@@ -14,7 +14,7 @@ from pydantic import Field
 
 from edgefl.methods.split.hsfl import HSFLConfig
 from edgefl.nodes import Back, Faults, Method, Node
-from edgefl.parameters import Vector, WeightedMean
+from edgefl.parameters import Vector
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     Front,
@@ -23,9 +23,7 @@ from edgefl.patterns.split import (
     SmashedData,
     SmashedGradient,
     begin_turn,
-    finished,
-    joined,
-    mean_of,
+    mean_of_turns,
     serve_turns,
     shared_front,
 )
@@ -58,20 +56,14 @@ async def server(node: Node) -> Vector:
             rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
             link = Link(k, (node.life, t), config.cut_bits, rate)
             turns.append(begin_turn(node, link, plan.cuts[n], w, share=plan.shares.server[n]))
-        mean, losses, busy_s = WeightedMean(w.layout), [], {}
-        for turn in await finished(node, turns):
-            if (served := turn.value) is not None:
-                k = served.back.sender
-                mean.add(joined(node.model, served), node.fleet.num_examples(k))  # n_k / sum n_k
-                losses.append(served.loss)
-                busy_s[k] = served.back.busy_s
-        w = mean.value(otherwise=w)
+        mean = await mean_of_turns(node, w, turns)
+        w = mean.parameters
         node.record(
-            round=t, reports=mean.count, missing=len(clients) - mean.count, train_loss=mean_of(losses),
+            round=t, reports=mean.reports, missing=len(clients) - mean.reports, train_loss=mean.loss,
             round_s=node.now() - began_s, planned_round_s=plan.shares.round_s,
         )  # fmt: skip
         if (t + 1) % config.replan_rounds == 0:
-            slowdowns, plan = fleet.measured(plan.cuts, busy_s, slowdowns, above=0.0), None
+            slowdowns, plan = fleet.measured(plan.cuts, mean.busy_s, slowdowns, above=0.0), None
         node.publish(w, step=t + 1)
         await node.save(w=w, round=t + 1, slowdowns=slowdowns)
     return w

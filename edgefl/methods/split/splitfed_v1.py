@@ -13,7 +13,7 @@ from __future__ import annotations
 from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Method, Node
-from edgefl.parameters import Vector, WeightedMean
+from edgefl.parameters import Vector
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     Front,
@@ -23,9 +23,7 @@ from edgefl.patterns.split import (
     SmashedData,
     SmashedGradient,
     begin_turn,
-    finished,
-    joined,
-    mean_of,
+    mean_of_turns,
     serve_turns,
     shared_front,
 )
@@ -49,15 +47,13 @@ async def server(node: Node) -> Vector:
         node.take(Back)
         links = [Link(k, (node.life, t), config.cut_bits) for k in clients]
         turns = [begin_turn(node, link, config.cut, w) for link in links]
-        mean, losses = WeightedMean(w.layout), []
-        for turn in await finished(node, turns, config.round_deadline_s):
-            if (served := turn.value) is not None:
-                k = served.back.sender
-                mean.add(joined(node.model, served), node.fleet.num_examples(k))  # n_k / sum n_k
-                losses.append(served.loss)
-        w = mean.value(otherwise=w)
+        mean = await mean_of_turns(node, w, turns, config.round_deadline_s)
+        w = mean.parameters
         node.record(
-            round=t, reports=mean.count, missing=len(clients) - mean.count, train_loss=mean_of(losses)
+            round=t,
+            reports=mean.reports,
+            missing=len(clients) - mean.reports,
+            train_loss=mean.loss,
         )
         node.publish(w, step=t + 1)
         await node.save(w=w, round=t + 1)
