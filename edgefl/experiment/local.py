@@ -20,7 +20,7 @@ from edgefl.runtimes.grpc import local as grpc
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.place import FleetFile, Place, read_fleet
 from edgefl.runtimes.grpc.state import StateFolder
-from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.outcome import INTERRUPTED, Outcome
 
 ENDING_S = 20.0
 """Seconds that a node's process has to end after the run."""
@@ -106,7 +106,7 @@ def run_node(
         raise ConfigError("--out", str(out), "the process with node 0 alone writes a folder")
     with runner.one_thread():
         outcome = execute(RunObserver(built, hosted=place.hosted))
-    if outcome.reason == runner.INTERRUPTED:
+    if outcome.reason == INTERRUPTED:
         raise KeyboardInterrupt
     return None
 

@@ -23,15 +23,13 @@ from edgefl.experiment.observer import RunObserver
 from edgefl.experiment.origin import commit, machine, versions
 from edgefl.experiment.progress import Progress, Reporter
 from edgefl.experiment.summary import summarise, write_results
-from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.outcome import INTERRUPTED, Outcome
 
 if TYPE_CHECKING:
     from edgefl.runtimes.grpc.place import Place
 
 RUNTIMES = ("virtual", "local")
 RUNS = Path("runs")
-INTERRUPTED = "interrupted"
-"""Status, and the gRPC runtime's reason, of a run that somebody ended from outside."""
 PREFIX_TABLES = ("metrics", "curve", "evaluations")
 """Tables that an interrupted run leaves, and that its repetition must begin with."""
 

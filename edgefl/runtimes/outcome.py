@@ -11,6 +11,8 @@ from edgefl.nodes.traffic import Traffic
 from edgefl.parameters import Vector
 
 FRAME_BYTES = 1 << 20
+INTERRUPTED = "interrupted"
+"""The reason of a run that somebody ended from outside; it may go on later."""
 _FRAME_OVERHEAD = 9 + 5 + 28  # HTTP/2 frame header, gRPC message prefix, our frame's header fields
 _SEGMENT_BYTES, _SEGMENT_OVERHEAD = 1448, 66  # TCP payload of an Ethernet frame; Ethernet, IP and TCP headers
 

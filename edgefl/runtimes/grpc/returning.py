@@ -11,8 +11,9 @@ from edgefl.messages.base import Message
 from edgefl.nodes.handles import Task
 from edgefl.nodes.operations import Receive, Save
 from edgefl.runtimes.grpc.keeper import Keeper
-from edgefl.runtimes.grpc.runtime import INTERRUPTED, GrpcRuntime, LastModel
+from edgefl.runtimes.grpc.runtime import GrpcRuntime, LastModel
 from edgefl.runtimes.grpc.state import StateFolder
+from edgefl.runtimes.outcome import INTERRUPTED
 
 log = logging.getLogger("edgefl.grpc")
 

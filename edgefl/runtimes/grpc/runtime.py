@@ -24,14 +24,12 @@ from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.processor import Item, WallProcessor
 from edgefl.runtimes.grpc.transport import Transport
 from edgefl.runtimes.interpreter import Interpreter
-from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.outcome import INTERRUPTED, Outcome
 
 log = logging.getLogger("edgefl.grpc")
 _SILENCE_S = 10.0  # a wait of this length is said aloud
 LEAD = 0
 """The process that keeps the run's records."""
-INTERRUPTED = "interrupted"
-"""The reason of a run that somebody ended from outside; it may go on later."""
 
 
 class MergingObserver(Observer, Protocol):

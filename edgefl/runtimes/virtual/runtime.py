@@ -23,7 +23,6 @@ from edgefl.runtimes.outcome import Outcome
 from edgefl.runtimes.virtual.links import Flow, make_links
 from edgefl.runtimes.virtual.processor import Item, Jitter, Processor, Workshop
 
-INTERRUPTED = "interrupted"
 _BLOCK = 64
 """Random numbers drawn at once: a generator of its own for each costs ten times as much."""
 
@@ -130,8 +129,6 @@ class VirtualRuntime(Interpreter):
                     if spec.battery_j is not None:
                         self._drain(i)
             self._run_events()
-            if self.stop_reason == INTERRUPTED and self._checkpointer is not None:
-                self._checkpointer.write(self)
         finally:
             self.end_all()
         return self._outcome()
