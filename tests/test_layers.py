@@ -24,6 +24,7 @@ FLOORS = (
     ("fleet", "engines", "doctor", "edgefl"),  # edgefl: the package's own front, __init__.py
     ("console",),
     ("planview",),
+    ("commands",),
     ("cli",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}

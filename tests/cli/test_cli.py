@@ -218,9 +218,9 @@ def test_node_is_refused_without_its_fleet(place: Path) -> None:
 
 
 def test_no_number_is_null(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    from edgefl.cli import _emit
+    from edgefl.commands.shared import emit
 
-    _emit({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
+    emit({"a": float("nan"), "b": [float("inf"), 1.5], "c": Path("x")})
     assert capsys.readouterr().out == '{"a": null, "b": [null, 1.5], "c": "x"}\n'
 
 
