@@ -6,7 +6,6 @@ pickled: a header can only name message classes that both ends know, and their f
 
 from __future__ import annotations
 
-import dataclasses
 import operator
 import sys
 import zlib
@@ -32,10 +31,14 @@ _INTEGERS = range(-(2**63), 2**63)
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A message as it travels. payload: the bytes of its tensors, as views of their memory where possible."""
+    """A message as it travels. payload: the bytes of its tensors, as views of their memory where possible.
+
+    checked: whether the header holds the payload's checksum.
+    """
 
     header: bytes
     payload: list[memoryview]
+    checked: bool = True
 
     @property
     def payload_bytes(self) -> int:
@@ -84,20 +87,24 @@ class Codec:
         self._readers = {kind: _reader(kind) for kind in self.kinds.values()}
         self._sizes: dict[tuple[Any, ...], int] = {}
 
-    def encode(self, message: Message, receivers: Sequence[int], sequence: int) -> Encoded:
+    def encode(
+        self, message: Message, receivers: Sequence[int], sequence: int, *, checked_bytes: int | None = None
+    ) -> Encoded:
         """The message as bytes for the nodes `receivers`. Tensors on the CPU are not copied.
 
-        sequence: of the sending process, rising.
+        sequence: of the sending process, rising. checked_bytes: largest payload whose checksum is made here;
+        the header of a larger one has 0 instead. None: any.
         Raises TypeError, naming class and field, for what cannot travel, ValueError for what is too large.
         """
         header, sources = self._draft(message, receivers, sequence)
         payload = [view for view in map(_bytes_of, sources) if view.nbytes]
+        checked = checked_bytes is None or header.payload_bytes <= checked_bytes
         checksum = 0
-        for view in payload:
+        for view in payload if checked else ():
             checksum = zlib.crc32(view, checksum)
-        header_bytes = dataclasses.replace(header, checksum=checksum).to_bytes()
+        header_bytes = header.to_bytes(checksum)
         self._check_header_size(message, len(header_bytes))
-        return Encoded(header_bytes, payload)
+        return Encoded(header_bytes, payload, checked)
 
     def encoded_size(self, message: Message) -> int:
         """Bytes of header and payload of the message to one receiver, exactly, without encoding it.
@@ -145,11 +152,11 @@ class Codec:
         booleans. Raises ProtocolError when the class itself refuses the values.
         """
         view = memoryview(payload).cast("B")
-        tensors, offset = [], 0
+        parts, offset = [], 0
         for spec in plan.header.tensors:
-            tensors.append(_tensor(view[offset : offset + spec.nbytes], spec, offset))
+            parts.append((view[offset : offset + spec.nbytes], spec, offset))
             offset += spec.nbytes
-        values = {name: self._resolve(value, tensors) for name, value in plan.header.fields}
+        values = {name: self._resolve(value, parts) for name, value in plan.header.fields}
         try:
             message = plan.kind(**values)
         except Exception as error:
@@ -313,17 +320,18 @@ class Codec:
                     return f"{header.kind}.{name}: {found} values, at most {most} are taken (max_size)"
         return None
 
-    def _resolve(self, value: WireValue, tensors: Sequence[Tensor]) -> Any:
+    def _resolve(self, value: WireValue, parts: Sequence[tuple[memoryview, TensorSpec, int]]) -> Any:
+        """A field's value from the header's; parts: of the payload, one for each tensor."""
         match value:
             case tuple():
-                return tuple(self._resolve(item, tensors) for item in value)
+                return tuple(self._resolve(item, parts) for item in value)
             case TensorRef(index):
-                return tensors[index]
+                return _tensor(*parts[index])
             case RawRef(index):
-                return tensors[index].numpy().tobytes()
+                return bytes(parts[index][0])
             case VectorRef(digest, index, num_buffers):
-                buffers = tuple(tensors[index + 1 : index + 1 + num_buffers])
-                return Vector(self.layouts[digest], tensors[index], buffers)
+                values, *buffers = (_tensor(*part) for part in parts[index : index + 1 + num_buffers])
+                return Vector(self.layouts[digest], values, tuple(buffers))
         return value
 
 

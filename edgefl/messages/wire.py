@@ -93,17 +93,20 @@ class Header:
     payload_bytes: int
     checksum: int
 
-    def to_bytes(self) -> bytes:
-        """The header as protobuf. Raises ValueError when an integer does not fit its field."""
-        data: bytes = self._proto().SerializeToString()
+    def to_bytes(self, checksum: int | None = None) -> bytes:
+        """The header as protobuf, with this checksum instead of its own.
+
+        Raises ValueError when an integer does not fit its field.
+        """
+        data: bytes = self._proto(self.checksum if checksum is None else checksum).SerializeToString()
         return data
 
     def num_bytes(self) -> int:
         """len(to_bytes()), without making them."""
-        size: int = self._proto().ByteSize()
+        size: int = self._proto(self.checksum).ByteSize()
         return size
 
-    def _proto(self) -> Any:
+    def _proto(self, checksum: int) -> Any:
         header = envelope_pb2.Header(
             protocol_version=PROTOCOL_VERSION,
             kind=self.kind,
@@ -112,7 +115,7 @@ class Header:
             receivers=self.receivers,
             sequence=self.sequence,
             payload_bytes=self.payload_bytes,
-            checksum=self.checksum,
+            checksum=checksum,
         )
         for name, value in self.fields:
             _put(header.fields.add(name=name).value, value)

@@ -17,6 +17,11 @@ from edgefl.runtimes.grpc.frames import Cancel, Data, Frame, Goodbye, Hello, Not
 CASES: list[tuple[Frame, dict[str, Any]]] = [
     (Data(7, 2**40, b"x" * 300), {"data": {"sequence": 7, "offset": 2**40, "chunk": b"x" * 300}}),
     (Data(0, 0, b""), {"data": {}}),
+    (Data(7, 5, b"x", 2**31), {"data": {"sequence": 7, "offset": 5, "chunk": b"x", "checksum": 2**31}}),
+    (
+        Start(4, b"head", checksum_last=True),
+        {"start": {"sequence": 4, "header": b"head", "checksum_last": True}},
+    ),
     (Receipt(1, 9, delivered=True), {"receipt": {"sequence": 1, "received": 9, "delivered": True}}),
     (
         Receipt(1, 0, rewind=True, status=8, reason="zu groß"),
@@ -33,7 +38,7 @@ CASES: list[tuple[Frame, dict[str, Any]]] = [
     (Cancel(12), {"cancel": {"sequence": 12}}),
     (Goodbye(), {"goodbye": {}}),
     (
-        Hello(1, "run", "digest", 2, (4, 5), (1, 1), b"id", (8, 2**50)),
+        Hello(1, "run", "digest", 2, (4, 5), (1, 1), b"id", (8, 2**50), 1),
         {
             "hello": {
                 "protocol_version": 1,
@@ -44,6 +49,7 @@ CASES: list[tuple[Frame, dict[str, Any]]] = [
                 "lives": [1, 1],
                 "instance": b"id",
                 "open": [8, 2**50],
+                "revision": 1,
             }
         },
     ),
@@ -54,19 +60,24 @@ CASES: list[tuple[Frame, dict[str, Any]]] = [
 def test_both_forms_are_the_same_message(frame: Frame, fields: dict[str, Any]) -> None:
     generated = exchange_pb2.Frame(**fields)
     assert exchange_pb2.Frame.FromString(frames.write(frame)) == generated
-    assert frames.read(generated.SerializeToString()) == frame
+    assert frames.read(generated.SerializeToString()) == [frame]
+
+
+def test_frames_that_leave_together_come_together() -> None:
+    together: list[Frame] = [Receipt(1, 9, delivered=True), Cancel(2), Start(3, b"head", b"x" * 300)]
+    assert frames.read(frames.write(*together)) == together
 
 
 def test_fields_of_a_later_version_are_passed_over() -> None:
     later = b"\xaa\x06\x03abc" + b"\xb0\x06\x05" + b"\xb9\x06" + bytes(8) + frames.write(Cancel(1))
-    assert frames.read(later) == Cancel(1)
+    assert frames.read(later) == [Cancel(1)]
 
 
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=60))
 def test_whatever_comes_is_a_frame_or_a_protocol_error(data: bytes) -> None:
     with contextlib.suppress(ProtocolError):
-        assert exchange_pb2.Frame.FromString(frames.write(frames.read(data))).WhichOneof("body")
+        assert exchange_pb2.Frame.FromString(frames.write(*frames.read(data))).WhichOneof("body")
 
 
 @pytest.mark.parametrize(

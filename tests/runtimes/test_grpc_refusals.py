@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import resource
+import zlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,6 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from edgefl.messages import Message
 from edgefl.messages.v1 import envelope_pb2, exchange_pb2, exchange_pb2_grpc
 from edgefl.messages.wire import EXCHANGE_SERVICE
+from edgefl.runtimes.grpc import frames
 
 Frame = exchange_pb2.Frame
 NODES = [[0], [1], [2]]
@@ -222,6 +224,56 @@ def test_a_truncated_stream_leaves_nothing_behind_and_the_message_goes_on_where_
                 assert [m for _, m in b.messages] == [Blob(body)]
                 assert (await answer(second, begin)).delivered, "a repeat is acknowledged, and dropped"
                 assert len(b.messages) == 1
+
+    run(program)
+
+
+def test_a_checksum_that_comes_last_is_held_against_the_payload() -> None:
+    body = bytes(range(250)) * 8
+
+    async def program() -> None:
+        async with serving() as (b, call, _):
+            for checksum, delivered in ((zlib.crc32(body) ^ 1, False), (0, False), (zlib.crc32(body), True)):
+                begin = start(Blob(body), lambda h: setattr(h, "checksum", 0), body[:900])
+                begin.start.checksum_last = True
+                assert (await answer(call, begin)).received == 900
+                rest = {"sequence": 5, "offset": 900, "chunk": body[900:], "checksum": checksum}
+                receipt = await answer(call, Frame(data=rest))
+                assert receipt.delivered == delivered
+                assert receipt.status == (0 if delivered else grpc.StatusCode.DATA_LOSS.value[0])
+            assert [m for _, m in b.messages] == [Blob(body)]
+
+    run(program)
+
+
+@pytest.mark.parametrize("revision", [0, 1])
+def test_who_knows_only_the_first_form_of_the_protocol_is_spoken_to_in_it(revision: int) -> None:
+    body = bytes(range(250)) * 8000
+
+    async def program() -> None:
+        async with pair() as (_, b):
+            greeting = hello(lives=[1], revision=revision).SerializeToString()
+            async with exchange(b, greeting) as call:
+                await call.read()
+                await until(lambda: b.transport._peers[0].life == 1)
+                b.send(1, 0, Blob(body))
+                (first,) = frames.read(await call.read())
+                assert isinstance(first, frames.Start) and first.checksum_last == (revision > 0)
+                header = envelope_pb2.Header.FromString(bytes(first.header))
+                assert header.checksum == (0 if revision else zlib.crc32(body))
+                offset = 0
+                while offset < len(body):
+                    await call.write(frames.write(frames.Receipt(first.sequence, offset, rewind=not offset)))
+                    (data,) = frames.read(await call.read())
+                    assert isinstance(data, frames.Data) and data.offset == offset
+                    offset += len(data.chunk)
+                assert data.checksum == (zlib.crc32(body) if revision else 0)
+                await call.write(start(Word(1)).SerializeToString())
+                await until(lambda: b.messages)
+                b.send(1, 0, Word(2))
+                together = frames.read(await call.read())
+                assert len(together) == (2 if revision else 1)
+                assert isinstance(together[0], frames.Receipt) and together[0].delivered
 
     run(program)
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from edgefl.errors import ProtocolError
 from edgefl.messages import Codec, Message, Plan
-from edgefl.runtimes.grpc.frames import Data, Frame, Note, Receipt, Start
+from edgefl.runtimes.grpc.frames import Data, Note, Receipt, Start
 from edgefl.runtimes.grpc.limits import SMALL_BYTES, Limits
 
 log = logging.getLogger("edgefl.grpc")
@@ -58,6 +58,8 @@ class Incoming:
     plan: Plan | Note
     size: int
     checksum: int
+    checksum_last: bool = False
+    """It comes with the last bytes."""
     receivers: Sequence[int] = ()
     buffer: memoryview | None = None
     received: int = 0
@@ -87,7 +89,7 @@ class Assembly:
         here: Collection[int],
         there: Collection[int],
         keeps: bool,
-        reply: Callable[[Frame], None],
+        reply: Callable[[Receipt], None],
         on_message: Callable[[int, Message, int], None],
         on_note: Callable[[str, bytes], None],
     ) -> None:
@@ -169,6 +171,8 @@ class Assembly:
                 incoming.rewound_at = incoming.received
                 self._reply(Receipt(frame.sequence, incoming.received, rewind=True))
             return
+        if incoming.checksum_last:
+            incoming.checksum = frame.checksum
         self._take(incoming, frame.chunk)
 
     def _announced(self, frame: Start) -> Incoming:
@@ -189,7 +193,8 @@ class Assembly:
             raise ProtocolError(f"receivers {sorted(strangers)[:20]} are not hosted here", "NOT_FOUND")
         stream = (header.sender, tuple(header.receivers), header.kind)
         size = header.payload_bytes
-        return Incoming(frame.sequence, stream, plan, size, header.checksum, header.receivers)
+        checksum = header.checksum
+        return Incoming(frame.sequence, stream, plan, size, checksum, frame.checksum_last, header.receivers)
 
     def _announced_note(self, sequence: int, note: Note) -> Incoming:
         most = min(self._limits.max_note_bytes, self._limits.memory_budget_bytes)

@@ -18,6 +18,8 @@ from edgefl.runtimes.grpc.stats import Stats
 
 _FAREWELL_S = 1.0
 """After Goodbye, the other side has this long to end the stream."""
+_TURNS_FOR_AN_ANSWER = 2
+"""Turns of the loop in which a program may answer what has come before its receipt leaves."""
 
 
 class Stream(Protocol):
@@ -94,15 +96,19 @@ class Connection:
             if data is grpc.aio.EOF:
                 return
             self._stats.frame_bytes_received += len(data)
-            frame = frames.read(data)
-            self._on_frame(frame)
-            if isinstance(frame, Goodbye):
-                return
+            for frame in frames.read(data):
+                self._on_frame(frame)
+                if isinstance(frame, Goodbye):
+                    return
+            await asyncio.sleep(0)  # an answer leaves before this waits for more
 
     async def _write(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             self._outbox.wake.clear()
+            if self._outbox.only_replies:
+                for _ in range(_TURNS_FOR_AN_ANSWER):
+                    await asyncio.sleep(0)
             async with self._uplink.turn():
                 job = self._outbox.choose(loop.time())
                 if job is not None:
@@ -121,6 +127,8 @@ class Connection:
         await self._uplink.transmit(len(job.data))
         if job.message is None or not job.message.closed:
             await self._send(job.data)
+        elif job.ahead:
+            await self._send(frames.write(*job.ahead))
         self._outbox.left(job, asyncio.get_running_loop().time())
 
     async def _send(self, data: bytes) -> None:
@@ -145,8 +153,11 @@ class Connection:
     async def _idle(self, now: float) -> None:
         """Wait until there may be a frame to send."""
         due = self._outbox.next_due()
+        if due is None:
+            await self._outbox.wake.wait()
+            return
         try:
-            async with asyncio.timeout(None if due is None else max(0.0, due - now)):
+            async with asyncio.timeout(max(0.0, due - now)):
                 await self._outbox.wake.wait()
         except TimeoutError:
             return

@@ -14,13 +14,15 @@ from edgefl.errors import ProtocolError
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 _U64, _U32 = struct.Struct("<Q"), struct.Struct("<I")
+_KEY_U64, _KEY_U32 = struct.Struct("<BQ"), struct.Struct("<BI")
+_ONE_BYTE = [bytes((value,)) for value in range(0x80)]
 _Value = int | memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Hello:
     """Who opens the stream. nodes: ids that the process hosts; lives: of each; instance: of the process;
-    open: sequences of the messages that it has begun and goes on with.
+    open: sequences of the messages that it has begun and goes on with. revision: of the protocol's form.
     """
 
     protocol_version: int
@@ -31,6 +33,7 @@ class Hello:
     lives: tuple[int, ...]
     instance: bytes
     open: tuple[int, ...] = ()
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,22 +52,27 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Begins a message (header) or a note, or goes on with one (resumed); chunk: its first bytes, or none."""
+    """Begins a message (header) or a note, or goes on with one (resumed); chunk: its first bytes, or none.
+
+    checksum_last: it comes with the last chunk, the one in the header is void.
+    """
 
     sequence: int
     header: bytes | memoryview = b""
     chunk: bytes | memoryview = b""
     resumed: bool = False
     note: Note | None = None
+    checksum_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Bytes of a payload from `offset` on."""
+    """Bytes of a payload from `offset` on; checksum: of the whole payload, with its last bytes."""
 
     sequence: int
     offset: int
     chunk: bytes | memoryview
+    checksum: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,34 +101,43 @@ class Cancel:
 Frame = Hello | Goodbye | Start | Data | Receipt | Cancel
 
 
-def write(frame: Frame) -> bytes:
-    """A frame as the bytes of an edgefl.v1.Frame; a chunk is copied once."""
-    match frame:
-        case Data(sequence, offset, chunk):
-            return _body(1, [_fixed64(1, sequence), _fixed64(2, offset), *_bytes(3, chunk)])
-        case Receipt():
-            return _body(2, _receipt(frame))
-        case Start():
-            return _body(3, _start(frame))
-        case Cancel(sequence):
-            return _body(4, [_fixed64(1, sequence)])
-        case Hello():
-            return _body(5, _hello(frame))
-        case Goodbye():
-            return _body(6, [])
+def write(*together: Frame) -> bytes:
+    """Frames as the bytes of one edgefl.v1.Frame after the other; one join is the only copy of a chunk."""
+    pieces: list[bytes | memoryview] = []
+    for frame in together:
+        number, parts = _content(frame)
+        pieces += (_key(number, _BYTES), _varint(sum(map(len, parts))), *parts)
+    return b"".join(pieces)
 
 
-def read(data: bytes) -> Frame:
-    """The frame that these bytes are; chunks are views of `data`. Raises ProtocolError when they are none."""
-    view = memoryview(data)
-    frame: Frame | None = None
-    for number, body in _fields(view):
+def read(data: bytes) -> list[Frame]:
+    """The frames that these bytes are; chunks are views of `data`. Raises ProtocolError if they are none."""
+    found: list[Frame] = []
+    for number, body in _fields(memoryview(data)):
         reader = _READERS.get(number)
         if reader is not None:
-            frame = reader(_group(_message(body)))
-    if frame is None:
+            found.append(reader(_group(_message(body))))
+    if not found:
         raise ProtocolError("not a frame: it has no body that this version knows")
-    return frame
+    return found
+
+
+def _content(frame: Frame) -> tuple[int, Sequence[bytes | memoryview]]:
+    """Number of a frame's body, and what it is made of."""
+    match frame:
+        case Data(sequence, offset, chunk, checksum):
+            own = (_fixed64(1, sequence), _fixed64(2, offset))
+            return 1, (*own, *_bytes(3, chunk), _fixed32(4, checksum))
+        case Receipt():
+            return 2, _receipt(frame)
+        case Start():
+            return 3, _start(frame)
+        case Cancel(sequence):
+            return 4, (_fixed64(1, sequence),)
+        case Hello():
+            return 5, _hello(frame)
+        case Goodbye():
+            return 6, ()
 
 
 def _receipt(frame: Receipt) -> list[bytes | memoryview]:
@@ -146,6 +163,7 @@ def _start(frame: Start) -> list[bytes | memoryview]:
         note = frame.note
         inner = [*_bytes(1, note.kind.encode()), _fixed64(2, note.payload_bytes), _fixed32(3, note.checksum)]
         parts += _bytes(5, b"".join(inner))
+    parts.append(_truth(6, frame.checksum_last))
     return parts
 
 
@@ -159,19 +177,17 @@ def _hello(frame: Hello) -> list[bytes | memoryview]:
         *_bytes(6, struct.pack(f"<{len(frame.lives)}i", *frame.lives)),
         *_bytes(7, frame.instance),
         *_bytes(8, struct.pack(f"<{len(frame.open)}Q", *frame.open)),
+        _fixed32(9, frame.revision),
     ]
 
 
-def _body(number: int, parts: Sequence[bytes | memoryview]) -> bytes:
-    """A frame whose body has this number; one join is the only copy of its chunk."""
-    return b"".join((_key(number, _BYTES), _varint(sum(map(len, parts))), *parts))
-
-
 def _key(number: int, wire_type: int) -> bytes:
-    return bytes((number << 3 | wire_type,))
+    return _ONE_BYTE[number << 3 | wire_type]
 
 
 def _varint(value: int) -> bytes:
+    if value < 0x80:
+        return _ONE_BYTE[value]
     out = bytearray()
     while value > 0x7F:
         out.append(value & 0x7F | 0x80)
@@ -181,15 +197,15 @@ def _varint(value: int) -> bytes:
 
 
 def _fixed64(number: int, value: int) -> bytes:
-    return _key(number, _FIXED64) + _U64.pack(value) if value else b""
+    return _KEY_U64.pack(number << 3 | _FIXED64, value) if value else b""
 
 
 def _fixed32(number: int, value: int) -> bytes:
-    return _key(number, _FIXED32) + _U32.pack(value) if value else b""
+    return _KEY_U32.pack(number << 3 | _FIXED32, value) if value else b""
 
 
 def _truth(number: int, value: bool) -> bytes:
-    return bytes((number << 3, 1)) if value else b""
+    return _ONE_BYTE[number << 3] + b"\x01" if value else b""
 
 
 def _bytes(number: int, value: bytes | memoryview) -> tuple[bytes | memoryview, ...]:
@@ -198,8 +214,8 @@ def _bytes(number: int, value: bytes | memoryview) -> tuple[bytes | memoryview, 
 
 def _fields(view: memoryview) -> Iterator[tuple[int, _Value]]:
     """(number, value) of every field; integers as they stand, all else as views."""
-    at = 0
-    while at < len(view):
+    at, end = 0, len(view)
+    while at < end:
         key, at = _read_varint(view, at)
         number, wire_type = key >> 3, key & 7
         if wire_type == _VARINT:
@@ -212,14 +228,18 @@ def _fields(view: memoryview) -> Iterator[tuple[int, _Value]]:
             length = 8 if wire_type == _FIXED64 else 4
         else:
             raise ProtocolError(f"not a frame: wire type {wire_type}")
-        if number == 0 or at + length > len(view):
+        begin, at = at, at + length
+        if number == 0 or at > end:
             raise ProtocolError("not a frame: a field reaches beyond its end")
-        part = view[at : at + length]
-        yield number, part if wire_type == _BYTES else int.from_bytes(part, "little")
-        at += length
+        if wire_type == _BYTES:
+            yield number, view[begin:at]
+        else:
+            yield number, (_U64 if length == 8 else _U32).unpack_from(view, begin)[0]
 
 
 def _read_varint(view: memoryview, at: int) -> tuple[int, int]:
+    if at < len(view) and view[at] < 0x80:
+        return view[at], at + 1
     value = shift = 0
     while True:
         if at >= len(view) or shift > 63:
@@ -272,8 +292,8 @@ def _message(value: _Value) -> memoryview:
 
 
 def _read_start(g: _Group) -> Start:
-    note = g.view(5)
-    return Start(g.number(1), g.view(2), g.view(3), bool(g.number(4)), _read_note(note) if note else None)
+    note = _read_note(g.view(5)) if g.view(5) else None
+    return Start(g.number(1), g.view(2), g.view(3), bool(g.number(4)), note, bool(g.number(6)))
 
 
 def _read_note(view: memoryview) -> Note:
@@ -291,11 +311,12 @@ def _read_hello(g: _Group) -> Hello:
         g.integers(6, "i"),
         bytes(g.view(7)),
         g.integers(8, "Q"),
+        g.number(9),
     )
 
 
 _READERS: dict[int, Callable[[_Group], Frame]] = {
-    1: lambda g: Data(g.number(1), g.number(2), g.view(3)),
+    1: lambda g: Data(g.number(1), g.number(2), g.view(3), g.number(4)),
     2: lambda g: Receipt(
         g.number(1),
         g.number(2),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import grpc
@@ -20,6 +20,8 @@ from edgefl.runtimes.grpc.pacing import LinkEstimate
 _FIRST_CHUNK_BYTES = 64 * 1024
 """Before the rate of a link is known."""
 _LEAST_CHUNK_BYTES = 512
+_MOST_TOGETHER = 64
+"""Receipts and the like that leave as one message of the stream."""
 CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
 
 
@@ -31,6 +33,8 @@ class Job:
     message: Outgoing | None = None
     end: int = 0
     num_bytes: int = 0
+    ahead: Sequence[Frame] = ()
+    """Frames that `data` begins with, and that have nothing to do with the message."""
 
 
 class Outbox:
@@ -55,6 +59,8 @@ class Outbox:
         """Set while nothing is under way."""
         self.quiet.set()
         self._urgent: deque[Frame] = deque()
+        self._replies: deque[Frame] = deque()
+        self._together = False
         self._streams: dict[Hashable, deque[Outgoing]] = {}
         self._small: deque[Outgoing] = deque()
         self._large: deque[Outgoing] = deque()
@@ -74,8 +80,25 @@ class Outbox:
         self._urgent.append(frame)
         self.wake.set()
 
-    def begin(self, now: float) -> None:
-        """Start over on a new connection: receipts are void, lossy messages lost, all others unconfirmed."""
+    def reply(self, receipt: Receipt) -> None:
+        """Send a receipt: at once where the sender waits for it to go on, otherwise with the next message."""
+        if not receipt.delivered:
+            self.urge(receipt)
+            return
+        self._replies.append(receipt)
+        self.wake.set()
+
+    @property
+    def only_replies(self) -> bool:
+        """Whether receipts of deliveries are all that there is to send."""
+        return bool(self._replies) and not (self._urgent or self._small or self._large)
+
+    def begin(self, now: float, *, together: bool = False) -> None:
+        """Start over on a new connection: receipts are void, lossy messages lost, all others unconfirmed.
+
+        together: the other side takes several frames in one message of the stream.
+        """
+        self._together = together
         cancels = [frame for frame in self._urgent if isinstance(frame, Cancel)]
         self._clear()
         self._urgent.extend(cancels)
@@ -153,12 +176,14 @@ class Outbox:
 
     def choose(self, now: float) -> Job | None:
         """The frame that leaves next, or None while there is none."""
-        if self._urgent:
-            return Job(frames.write(self._urgent.popleft()))
         while self._paced and self._paced[0][0] <= now:
             self._ready(heapq.heappop(self._paced)[2])
-        message = self._pick()
-        return self._frame(message) if message is not None else None
+        ahead = self._ahead()
+        alone = ahead and not (self._together and self._small)
+        message = None if alone else self._pick()
+        if message is not None:
+            return self._frame(message, ahead)
+        return Job(frames.write(*ahead)) if ahead else None
 
     def left(self, job: Job, now: float) -> None:
         """The frame has left."""
@@ -178,6 +203,15 @@ class Outbox:
             self._finish(message, None)
         self._next_of_stream(message, now)
 
+    def _ahead(self) -> list[Frame]:
+        """Receipts and the like that leave next: all, or one for a process that takes no more at a time."""
+        most = _MOST_TOGETHER if self._together else 1
+        found: list[Frame] = []
+        for queue in (self._urgent, self._replies):
+            while queue and len(found) < most:
+                found.append(queue.popleft())
+        return found
+
     def _pick(self) -> Outgoing | None:
         """Small messages first, but after 1 MiB of them a large one has its turn."""
         while self._small or self._large:
@@ -193,25 +227,28 @@ class Outbox:
             return message
         return None
 
-    def _frame(self, message: Outgoing) -> Job:
+    def _frame(self, message: Outgoing, ahead: Sequence[Frame]) -> Job:
+        """The next frame of a message, behind what leaves with it."""
         size = self._chunk_bytes(message)
-        if not message.started:
-            return self._start(message, size)
-        chunk = message.chunk(message.sent, size)
-        data = frames.write(Data(message.sequence, message.sent, chunk))
-        return self._job(message, data, len(chunk))
+        frame = self._data(message, size) if message.started else self._start(message, size)
+        num_bytes = len(frame.chunk)
+        message.sent += num_bytes
+        return Job(frames.write(*ahead, frame), message, message.sent, num_bytes, ahead)
 
-    def _start(self, message: Outgoing, size: int) -> Job:
+    def _data(self, message: Outgoing, size: int) -> Data:
+        offset, chunk = message.sent, message.chunk(message.sent, size)
+        end = offset + len(chunk)
+        checksum = message.checksum_at(end, chunk) if message.checksum_last else 0
+        return Data(message.sequence, offset, chunk, checksum if end == message.size else 0)
+
+    def _start(self, message: Outgoing, size: int) -> Start:
         message.started = True
         with_chunk = self._unasked(message) and not message.resumed
         chunk = message.chunk(0, size) if with_chunk and message.size else b""
         message.granted = with_chunk
-        frame = Start(message.sequence, message.header, chunk, message.resumed, message.note)
-        return self._job(message, frames.write(frame), len(chunk))
-
-    def _job(self, message: Outgoing, data: bytes, num_bytes: int) -> Job:
-        message.sent += num_bytes
-        return Job(data, message, message.sent, num_bytes)
+        return Start(
+            message.sequence, message.header, chunk, message.resumed, message.note, message.checksum_last
+        )
 
     def _unasked(self, message: Outgoing) -> bool:
         """Whether a message is small enough to be sent before the receiver has made room for it."""
@@ -240,6 +277,7 @@ class Outbox:
 
     def _clear(self) -> None:
         self._urgent.clear()
+        self._replies.clear()
         self._small.clear()
         self._large.clear()
         self._paced.clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+import zlib
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
@@ -20,6 +21,7 @@ class Outgoing:
 
     stream: messages of one stream keep their order. payload: views, sent as one run of bytes.
     sent, received: bytes of the payload that have left, and that the receiver is known to have.
+    checksum_last: the payload's checksum is made as it leaves, and goes with its last bytes.
     """
 
     sequence: int
@@ -31,6 +33,7 @@ class Outgoing:
     rate_bytes_per_s: float | None
     on_left: OnLeft
     on_delivered: OnDelivered
+    checksum_last: bool = False
     size: int = 0
     sent: int = 0
     received: int = 0
@@ -47,6 +50,9 @@ class Outgoing:
     marks: deque[tuple[int, int, tuple[float, int]]] = field(default_factory=deque)
     """(end, bytes, mark) of each frame that the receiver has not confirmed."""
     _ends: list[int] = field(default_factory=list)
+    _checksum: int = 0
+    _checked: int = 0
+    """Bytes of the payload that the checksum covers."""
 
     def __post_init__(self) -> None:
         self._ends = list(itertools.accumulate(map(len, self.payload)))
@@ -73,6 +79,15 @@ class Outgoing:
             offset += len(part)
             at += 1
         return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def checksum_at(self, end: int, last: bytes | memoryview) -> int:
+        """CRC-32 of the payload up to `end`, whose last bytes are `last`. What has been covered stays so when
+        bytes are sent again.
+        """
+        if self._checked < end:
+            self._checksum = zlib.crc32(last[self._checked - end :], self._checksum)
+            self._checked = end
+        return self._checksum
 
     def forget(self) -> None:
         """Begin again in a new stream."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 _BURST_S = 0.002
 """Shorter waits are saved up: a timer is good for about a millisecond."""
@@ -21,14 +20,9 @@ class Uplink:
         self._turn = asyncio.Lock()
         self._free_at = 0.0
 
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[None]:
+    def turn(self) -> AbstractAsyncContextManager[None]:
         """Inside, the uplink is this connection's; others wait in line. Without a rate nobody waits."""
-        if self.rate_bytes_per_s is None:
-            yield
-            return
-        async with self._turn:
-            yield
+        return nullcontext() if self.rate_bytes_per_s is None else self._turn
 
     async def transmit(self, num_bytes: int) -> None:
         """Return when that many bytes have left."""

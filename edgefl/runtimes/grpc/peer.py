@@ -16,6 +16,8 @@ from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.outbox import Outbox
 
 log = logging.getLogger("edgefl.grpc")
+REVISION = 1
+"""Of the protocol's form, as this version speaks it; exchange.proto says what each adds."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,7 @@ class Identity:
             lives,
             self.instance,
             begun,
+            REVISION,
         )
 
     def check(self, hello: Hello) -> None:
@@ -90,6 +93,8 @@ class Peer:
         self.lost_at: float | None = None
         """When its connection ended, on the loop's clock; None while it is here."""
         self.instance = b""
+        self.revision = 0
+        """What it understands, as it said last."""
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -139,7 +144,8 @@ class Peer:
         self.gone = self.ended = False
         self.arrivals += 1
         self.connection = connection
-        self.outbox.begin(loop.time())
+        self.revision = hello.revision
+        self.outbox.begin(loop.time(), together=self.revision >= 1)
         if returned:
             for node in self.nodes:
                 loop.call_soon(self._on_back, node, life)

@@ -161,7 +161,11 @@ class Transport:
         peer = self._peer_of[receiver]
         sequence = next(self._sequences)
         kind = type(message)
-        encoded = self._codec.encode(message.stamped(sender, message.life), (receiver,), sequence)
+        # A large payload is checked as it leaves: beforehand, its first byte would wait for the last one.
+        at_once = self._limits.frame_bytes if peer.revision >= 1 else None
+        encoded = self._codec.encode(
+            message.stamped(sender, message.life), (receiver,), sequence, checked_bytes=at_once
+        )
         outgoing = Outgoing(
             sequence,
             (sender, receiver, kind.__name__),
@@ -172,6 +176,7 @@ class Transport:
             rate_bytes_per_s,
             on_left,
             on_delivered,
+            checksum_last=not encoded.checked,
         )
         self._post(peer, outgoing)
         return Handle(peer.outbox, outgoing)
@@ -249,11 +254,11 @@ class Transport:
             here=self._me.nodes,
             there=nodes,
             keeps=self._keeps,
-            reply=outbox.urge,
-            on_message=lambda receiver, message, sequence: _soon(
+            reply=outbox.reply,
+            on_message=lambda receiver, message, sequence: _now(
                 self._hand_over, index, receiver, message, sequence
             ),
-            on_note=lambda kind, body: _soon(self._on_control, index, kind, body),
+            on_note=lambda kind, body: _now(self._on_control, index, kind, body),
         )
         return Peer(
             index,
@@ -400,11 +405,12 @@ class Transport:
                 data = await stream.read()
         except TimeoutError as error:
             raise ProtocolError("no Hello in time", "DEADLINE_EXCEEDED") from error
-        frame = frames.read(data) if data is not grpc.aio.EOF else None
-        if not isinstance(frame, Hello):
-            raise ProtocolError("a stream begins with Hello")
-        self._me.check(frame)
-        return frame
+        first = frames.read(data) if data is not grpc.aio.EOF else []
+        match first:
+            case [Hello() as hello]:
+                self._me.check(hello)
+                return hello
+        raise ProtocolError("a stream begins with Hello")
 
     def _arrive(self, peer: Peer, hello: Hello, stream: Stream) -> Connection:
         connection = Connection(
@@ -426,9 +432,13 @@ class Transport:
             peer.depart(connection)
 
 
-def _soon(callback: Callable[..., None], *arguments: object) -> None:
-    """Call from the loop, so that an error in it is the loop's to report and breaks no connection."""
-    asyncio.get_running_loop().call_soon(callback, *arguments)
+def _now(callback: Callable[..., None], *arguments: object) -> None:
+    """Call; an error in it is the loop's to report and breaks no connection."""
+    try:
+        callback(*arguments)
+    except Exception as error:
+        message = f"error in {callback.__qualname__}"
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
 
 def _brief(error: grpc.aio.AioRpcError) -> str:
