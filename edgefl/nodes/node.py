@@ -7,8 +7,9 @@ from collections.abc import Collection, Coroutine, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
-from edgefl.data import LocalData
+from edgefl.data import Batch, LocalData
 from edgefl.keyed import generator
 from edgefl.learning.cost import duration_s
 from edgefl.learning.work import gradient_cost
@@ -96,6 +97,18 @@ class FleetView:
             raise ValueError("no node of this fleet holds data")
         everything = np.sort(np.concatenate([part.indices for part in parts]))
         return LocalData(parts[0].dataset, everything, 0, parts[0].seed)
+
+    def held_out(self, num_examples: int) -> Batch:
+        """At most so many examples that no node trains on, drawn from the test part, the same each time.
+
+        Raises ValueError when nobody holds data.
+        """
+        dataset = next((s.data.dataset for s in self._plan.nodes if s.data is not None), None)
+        if dataset is None:
+            raise ValueError("no node of this fleet holds data")
+        order = generator(self._plan.seed, "held out").permutation(len(dataset.x_test))
+        places = torch.from_numpy(np.sort(order[:num_examples]))
+        return Batch(dataset.x_test.index_select(0, places), dataset.y_test.index_select(0, places))
 
     @property
     def link_model(self) -> str:

@@ -64,9 +64,10 @@ SYNCHRONOUS = [
     "fjord",
     "h-ring-psgd",
     "delay-by-one",
+    "fixed-adacomm",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
-ASYNCHRONOUS += ["fedbuff", "ssp", "asyncdrop", "combo", "moshpit-sgd", "h-adpsgd"]
+ASYNCHRONOUS += ["fedbuff", "ssp", "asyncdrop", "combo", "moshpit-sgd", "h-adpsgd", "adsp", "adacomm"]
 SETTINGS = {
     "krum": ["method.krum.num_hostile=0"],
     "multi-krum": ["method.multi-krum.num_hostile=0"],

@@ -60,6 +60,10 @@ METHODS = [
     "h-adpsgd",
     "h-ring-psgd",
     "delay-by-one",
+    "adsp",
+    "adsp interval",
+    "adacomm",
+    "fixed-adacomm",
 ]
 CONFIGS = {
     "fedprox": {"budget_s": 0.001, "over_selection": 0.5, "client_fraction": 0.5},
@@ -67,6 +71,7 @@ CONFIGS = {
     "scaffold": {"option": "I", "client_fraction": 0.5},
     "ssp": {"max_ahead": 1, "reads": "complete"},
     "top-k": {"compress": {"name": "top-k", "fraction": 0.05}},
+    "interval": {"timer": "interval", "server_momentum": 0.5, "commits_per_period": 2},
     "random": {"masks": "random"},
     "previous": {"reference": "previous"},
     "poisoned": {"poison": {2: Poison("noise", 0.1)}},
