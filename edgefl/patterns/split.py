@@ -50,9 +50,13 @@ class OneCutConfig(CutConfig):
 
 @dataclass(frozen=True)
 class Across(Message):
-    """What crosses a cut for one batch. values: a tensor of this shape, or its scales and 8-bit codes."""
+    """What crosses a cut for one batch. values: a tensor of this shape, or its scales and 8-bit codes.
+
+    A sender that goes through its turn again, after it was restarted, says the same again.
+    """
 
     stale_by = "turn"
+    once_by = ("sender", "turn", "step")
     turn: tuple[int, int]
     step: int
     shape: tuple[int, ...]
@@ -103,6 +107,7 @@ class FrontBack(Message):
     """
 
     stale_by = "turn"
+    once_by = ("sender", "turn")
     turn: tuple[int, int]
     parameters: Vector | None
     state: tuple[Tensor, ...] | None

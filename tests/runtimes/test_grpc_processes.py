@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import json
-import re
 import signal
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from process_fleet import fleet
 
 from edgefl.errors import ConfigError
 from edgefl.experiment.config import load_experiment
@@ -43,86 +39,11 @@ emulate = true
 [stop]
 rounds = {rounds}
 """
-START_S = 240.0
-"""A busy machine may take minutes to import PyTorch in five processes."""
-
-
-class Fleet:
-    """A server and its clients, a process each."""
-
-    def __init__(self, folder: Path, clients: int, rounds: int, state: bool = False) -> None:
-        self.folder, self.state = folder, state
-        (folder / "experiment.toml").write_text(EXPERIMENT.format(clients=clients, rounds=rounds))
-        self.addresses = free_addresses(clients + 1)
-        fleet = FleetFile(
-            "fleet", Path("experiment.toml"), self.addresses, tuple((i,) for i in range(clients + 1))
-        )
-        (folder / "fleet.toml").write_text(fleet.to_toml())
-        self.processes: dict[int, subprocess.Popen[str]] = {}
-        for node in range(clients + 1):
-            self.start(node)
-
-    def start(self, node: int) -> None:
-        command = [sys.executable, "-m", "edgefl.cli", "node", "--fleet", "fleet.toml", "--id", str(node)]
-        if node == 0:
-            command += ["--out", "run", "--json"]
-        if self.state:
-            command += ["--state", f"state-{node}"]
-        with self.log(node).open("ab") as log:
-            self.processes[node] = subprocess.Popen(
-                command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True
-            )
-
-    def log(self, node: int) -> Path:
-        return self.folder / f"{node}.log"
-
-    def until(self, condition: str, node: int) -> None:
-        """Wait for words in a node's log."""
-        deadline = time.monotonic() + START_S
-        while not re.search(condition, self.log(node).read_text()):
-            assert time.monotonic() < deadline, self.log(node).read_text()
-            time.sleep(0.02)
-
-    def until_rounds_are_saved(self) -> None:
-        """Wait until the server has state to come back to."""
-        deadline = time.monotonic() + START_S
-        while not (self.folder / "state-0" / "state.safetensors").exists():
-            assert time.monotonic() < deadline, self.log(0).read_text()
-            time.sleep(0.02)
-
-    def kill(self, node: int) -> None:
-        self.processes[node].kill()
-        self.processes[node].communicate()
-
-    def ends(self) -> dict[int, int]:
-        """The exit code of each process, by node, when all have ended."""
-        self.said = {i: process.communicate(timeout=START_S)[0] for i, process in self.processes.items()}
-        return {i: process.returncode for i, process in self.processes.items()}
-
-    @property
-    def summary(self) -> dict[str, object]:
-        parsed: dict[str, object] = json.loads(self.said[0])
-        return parsed
-
-    def events(self) -> list[tuple[str, str]]:
-        with (self.folder / "run" / "events.csv").open(newline="") as file:
-            return [(row["kind"], row["node"]) for row in csv.DictReader(file)]
-
-
-@contextlib.contextmanager
-def fleet(folder: Path, *, clients: int, rounds: int, state: bool = False) -> Iterator[Fleet]:
-    started = Fleet(folder, clients, rounds, state)
-    try:
-        yield started
-    finally:
-        for process in started.processes.values():
-            process.kill()
-            process.communicate()
 
 
 @pytest.mark.slow
 def test_a_client_that_is_told_to_end_leaves_and_the_run_goes_on(tmp_path: Path) -> None:
-    with fleet(tmp_path, clients=2, rounds=25) as nodes:
+    with fleet(tmp_path, EXPERIMENT.format(clients=2, rounds=25), 3) as nodes:
         nodes.until("connected to process 2", 0)
         assert probe(nodes.addresses[1]) == "SERVING"
         time.sleep(0.5)
@@ -154,7 +75,7 @@ def test_refusals_are_one_line_and_leave_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("victim", [0, 2])
 def test_killed_and_started_again_it_ends_as_if_undisturbed(victim: int, tmp_path: Path) -> None:
     """The server goes on from its saved round; a client is sent again what it had not answered."""
-    with fleet(tmp_path, clients=4, rounds=40, state=True) as nodes:
+    with fleet(tmp_path, EXPERIMENT.format(clients=4, rounds=40), 5, state=True) as nodes:
         nodes.until_rounds_are_saved()
         time.sleep(1.0)
         nodes.kill(victim)
@@ -175,7 +96,7 @@ def test_killed_and_started_again_it_ends_as_if_undisturbed(victim: int, tmp_pat
 
 @pytest.mark.slow
 def test_an_interrupted_run_goes_on_when_all_are_started_again(tmp_path: Path) -> None:
-    with fleet(tmp_path, clients=2, rounds=40, state=True) as nodes:
+    with fleet(tmp_path, EXPERIMENT.format(clients=2, rounds=40), 3, state=True) as nodes:
         nodes.until_rounds_are_saved()
         nodes.processes[0].send_signal(signal.SIGTERM)
         assert set(nodes.ends().values()) == {130}

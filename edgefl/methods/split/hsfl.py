@@ -80,6 +80,7 @@ class Given(Message):
     """The layers beyond its new cut, from a client to the server."""
 
     stale_by = "turn"
+    once_by = ("sender", "turn")
     turn: tuple[int, int]
     layers: Vector
 
@@ -151,7 +152,7 @@ async def client(node: Node) -> None:
 
 
 async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any]:
-    """Take or give layers, train the front, and keep it."""
+    """Take or give layers, and train the front; what is returned is saved as the answer leaves."""
     model, rate = node.model, m.rate_bytes_per_s
     own: Vector | None = saved.get("front")
     has: int = saved.get("cut", 0)
@@ -171,7 +172,6 @@ async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any
     back = await turn.run()
     own = turn.part.parameters
     node.publish(own, step=m.turn[1] + 1)
-    await node.save(front=own, cut=m.cut)  # before the server hears that the turn is over
     node.send(m.sender, back, rate_bytes_per_s=rate)
     return {"front": own, "cut": m.cut}
 

@@ -226,8 +226,9 @@ class Member:
             if name in saved:
                 self.versions[self.step - back] = Part(saved[name], saved[f"{name}_state"])
         self.under_way: Resume | None = None
-        """What this life was told before it saved; a new life waits for the leader's call."""
-        if saved.get("life") == node.life:
+        """What was told before the last save. A new life goes on with it: where what was sent to the last one
+        comes again, as over gRPC, nobody else notices; where not, the leader calls."""
+        if "attempt" in saved:
             self.under_way = Resume(saved["attempt"], self.step, *saved["plan"])
         self.data: LocalData = node.fleet.pooled_data()
 
@@ -278,8 +279,7 @@ class Member:
         """What this member goes on from: its step, its versions, and what it was told."""
         if self.step not in self.versions or self.plan is None:
             return {"step": self.step}
-        found: dict[str, Any] = {"step": self.step, "life": self.node.life}
-        found |= {"attempt": self.attempt, "plan": _fields(self.told)}
+        found: dict[str, Any] = {"step": self.step, "attempt": self.attempt, "plan": _fields(self.told)}
         for back, name in enumerate(("part", "older")):
             if (version := self.versions.get(self.step - back)) is not None:
                 found |= {name: version.parameters, f"{name}_state": version.state}

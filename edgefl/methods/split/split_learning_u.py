@@ -42,6 +42,7 @@ class Ends(Message):
     """The client's parts and their optimisers' states, to or from the client whose turn it is."""
 
     stale_by = "turn"
+    once_by = ("sender", "turn")
     turn: tuple[int, int]
     front: Vector
     head: Vector
