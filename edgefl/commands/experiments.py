@@ -246,7 +246,7 @@ def plan(
     from edgefl.planview import plan_table, timeline
 
     show(plan_table(found))
-    for line in timeline(found):
+    for line in (*found.lines, *timeline(found)):
         typer.echo(line)
 
 

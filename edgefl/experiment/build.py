@@ -35,6 +35,7 @@ from edgefl.network import (
 from edgefl.nodes import Method
 from edgefl.nodes.plan import NodeSpec, RunPlan, Thermal
 from edgefl.parameters.compress import CompressConfig
+from edgefl.planning.memory import refuse_beyond_memory
 from edgefl.planning.workloads import Assignment, Fleet, assign, assigned, refuse_too_large
 
 TASK_METRICS = {
@@ -52,7 +53,7 @@ class Built:
     """experiment: as decided. parts: the data of each node that holds some, in order of id.
 
     metric: what the run is measured by, the target's or the task's first. fleet, assignment: what
-    was planned for, and the shares.
+    was planned for, and the shares. memory: bytes that each node needs at once, where the method says so.
     """
 
     experiment: Experiment
@@ -63,6 +64,7 @@ class Built:
     metric: str
     fleet: Fleet
     assignment: Assignment
+    memory: Mapping[int, int] | None
 
     @property
     def learner(self) -> Learner:
@@ -88,7 +90,7 @@ def build(experiment: Experiment) -> Built:
     fleet = Fleet.of(nodes, network, learner)
     assignment = assign(fleet, experiment.assign)
     nodes = assigned(nodes, assignment)
-    if not method.cuts_model:
+    if method.memory is None:
         refuse_too_large(nodes, learner)
     plan = RunPlan(
         seed=experiment.seed,
@@ -106,9 +108,12 @@ def build(experiment: Experiment) -> Built:
     )
     if method.prepare is not None:
         method.prepare(plan)
+    memory = None if method.memory is None else method.memory(plan)
+    if memory is not None:
+        refuse_beyond_memory(plan, memory)
     execution = experiment.execution
     executor = make_executor(execution.executor, learner, execution.group, execution.workers)
-    return Built(experiment, plan, executor, dataset, parts, metric, fleet, assignment)
+    return Built(experiment, plan, executor, dataset, parts, metric, fleet, assignment, memory)
 
 
 def _metric(experiment: Experiment, dataset: Dataset) -> str:

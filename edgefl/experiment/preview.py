@@ -18,6 +18,7 @@ from edgefl.experiment.energy import node_joules
 from edgefl.learning.unlearned import Unlearned
 from edgefl.nodes.traffic import Traffic
 from edgefl.parameters import Vector
+from edgefl.planning.show import show_plan
 from edgefl.runtimes.outcome import Outcome
 from edgefl.runtimes.virtual import VirtualRuntime
 
@@ -51,7 +52,8 @@ class NodePreview:
 
 @dataclass(frozen=True)
 class Preview:
-    """round_s: mean seconds of a round. spans: (node, kind, start_s, end_s) of the first rounds."""
+    """round_s: mean seconds of a round. spans: (node, kind, start_s, end_s) of the first rounds. lines: what
+    the method's own planner has planned."""
 
     method: str
     policy: str
@@ -62,6 +64,7 @@ class Preview:
     nodes: tuple[NodePreview, ...]
     groups: tuple[tuple[int, ...], ...]
     spans: tuple[tuple[int, str, float, float], ...]
+    lines: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
         """As JSON has it."""
@@ -75,6 +78,7 @@ class Preview:
             "groups": [list(group) for group in self.groups],
             "nodes": [vars(node) for node in self.nodes],
             "spans": [list(span) for span in self.spans],
+            "plan": list(self.lines),
         }
 
 
@@ -102,6 +106,7 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
         nodes=nodes,
         groups=built.assignment.groups,
         spans=tuple(span for span in watcher.spans if span[2] < 2 * round_s),
+        lines=tuple(show_plan(built.plan)),
     )
 
 
@@ -122,10 +127,18 @@ def _node(built: Built, watcher: _Watcher, outcome: Outcome, i: int) -> NodePrev
         sending_s=watcher.sending_s[i],
         idle=max(0.0, 1 - busy_s / spec.profile.lanes / time_s) if time_s else 0.0,
         planned_s=None if share is None else share.total_s,
-        memory_bytes=0 if share is None else built.fleet.cost(i, share.workload).memory_bytes,
+        memory_bytes=_memory_bytes(built, i),
         sent_bytes=sent,
         joules=node_joules(spec.profile, time_s, busy_s, sent + received),
     )
+
+
+def _memory_bytes(built: Built, i: int) -> int:
+    """What node i needs at once."""
+    if built.memory is not None:
+        return built.memory.get(i, 0)
+    share = built.assignment.shares.get(i)
+    return 0 if share is None else built.fleet.cost(i, share.workload).memory_bytes
 
 
 class _Watcher:

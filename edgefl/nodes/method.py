@@ -78,6 +78,8 @@ class Method:
     """The fleet is one node that holds all data: a reference without distribution."""
     prepare: Callable[[Any], None] | None = None
     """Refuses a plan that it cannot run (ConfigError), before anything starts."""
+    memory: Callable[[Any], Mapping[int, int]] | None = None
+    """Bytes that each node of a plan needs at once; default: those that hold data train the whole model."""
     tolerates: Faults = field(default_factory=Faults)
     invariants: tuple[Check, ...] = ()
     stateless: tuple[str, ...] = ()
@@ -89,11 +91,6 @@ class Method:
         program = next(iter(self.roles.values()))
         parts = program.__module__.split(".")
         return parts[-2] if len(parts) > 1 else "yours"
-
-    @property
-    def cuts_model(self) -> bool:
-        """Whether nodes train parts of the model: what fits which node is then the method's own matter."""
-        return self.family == "split"
 
     @property
     def has_server(self) -> bool:

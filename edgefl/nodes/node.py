@@ -247,6 +247,10 @@ class Node:
         """
         return Save(state)
 
+    def store(self, **state: Any) -> Op[None]:
+        """As save, and wait until it is on the disk: what is done next may rely on it."""
+        return Save(state, stored=True)
+
     def publish(self, parameters: Vector, *, step: int, part: str | None = None) -> None:
         """My model is now this: what the observer evaluates. step: rounds or local steps so far."""
         self._port.publish(self._state, parameters, step, part)

@@ -130,12 +130,15 @@ class Delivered(Op[None]):
 
 
 class Save(Op[None]):
-    """Make `state` this node's saved state, and with it all messages consumed so far."""
+    """Make `state` this node's saved state, and with it all messages consumed so far.
 
-    __slots__ = ("state",)
+    stored: be done only when it outlives the process.
+    """
 
-    def __init__(self, state: dict[str, Any]) -> None:
-        self.state = state
+    __slots__ = ("state", "stored")
+
+    def __init__(self, state: dict[str, Any], stored: bool = False) -> None:
+        self.state, self.stored = state, stored
 
     def describe(self) -> str:
         return "its state to be saved"

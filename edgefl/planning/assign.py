@@ -166,6 +166,15 @@ def hsfl_plan(
     return hsfl.plan_by_genes(clients, fitness, generator(fleet.seed, "hsfl genes"))
 
 
+def planned_cuts(plan: RunPlan, view: FleetView) -> tuple[int, ...]:
+    """Each client's cut, by the planner that the run's method has."""
+    assert plan.learner is not None
+    fleet = SplitFleet.of(view, plan.learner, plan.seed)
+    if plan.method.name == "edgesplit":
+        return edgesplit_plan(fleet, plan.config).cuts
+    return hsfl_plan(fleet, plan.config, moves_front=plan.method.name == "hsfl-layerwise").cuts
+
+
 def refuse_unfit(plan: RunPlan) -> None:
     """Raises ConfigError for a device without the memory for any cut, a model without a cut, or clipping."""
     assert plan.learner is not None

@@ -23,7 +23,12 @@ Bounds = tuple[tuple[int, int], ...]
 
 
 class NoPlan(ValueError):
-    """No plan fits the devices' memory."""
+    """No plan fits the devices' memory. device: the one that lacks most, by its share, in the plan that lacks
+    least; needed, has: its bytes, for one micro-batch."""
+
+    def __init__(self, device: int, needed: float, has: float) -> None:
+        self.device, self.needed, self.has = device, needed, has
+        super().__init__(f"no plan fits the memory: device {device} needs {needed:.0f} bytes, has {has:.0f}")
 
 
 @dataclass(frozen=True)
@@ -46,9 +51,10 @@ def plan_pipeline(
 
     Raises NoPlan when no plan fits.
     """
-    found = [p for p in shapes(costs, devices, batch, num_micro, links) if fits(p, costs)]
+    candidates = list(shapes(costs, devices, batch, num_micro, links))
+    found = [p for p in candidates if fits(p, costs)]
     if not found:
-        raise NoPlan("no plan fits the devices' memory")
+        raise NoPlan(*min((_tightest(p, costs) for p in candidates), key=lambda one: one[1] / one[2]))
     found.sort(key=lambda p: (latency_s(p, costs, links), *_tie(p)))
     kept = found if len(found) <= SIMULATE_ALL else found[:SIMULATED]
     best: tuple[tuple[float, int, Bounds, int], PipelinePlan] | None = None
@@ -157,6 +163,18 @@ def fits(plan: PipelinePlan, costs: Costs) -> bool:
     """Whether each device has room for its stage and one micro-batch."""
     size = -(-plan.batch // plan.num_micro)
     return all(depth(stage, costs, size) >= 1 for stage in plan.stages)
+
+
+def _tightest(plan: PipelinePlan, costs: Costs) -> tuple[int, float, float]:
+    """The device that lacks most for its stage and one micro-batch: it, what it needs and what it has."""
+    size = -(-plan.batch // plan.num_micro)
+    found = []
+    for stage in plan.stages:
+        fixed = costs.fixed_bytes(stage.first, stage.last)
+        for device, (a, b) in zip(stage.devices, stage.rows(size), strict=True):
+            needed = fixed + costs.kept_bytes(stage.first, stage.last, b - a)
+            found.append((device, needed, costs.memory_bytes(device)))
+    return max(found, key=lambda one: one[1] / one[2])
 
 
 def with_policy(plan: PipelinePlan, costs: Costs, policy: Policy) -> PipelinePlan:

@@ -31,6 +31,11 @@ class PipelineConfig(MethodConfig):
     """Bits per value between stages; the relative error of 8 is recorded as cut_error."""
 
 
+def policies_of(method: str) -> tuple[Policy, ...]:
+    """The schedules that a pipelined method chooses from."""
+    return ("gpipe",) if method == "gpipe" else ("PA", "PB")
+
+
 def plan_for(node: Node, policies: Sequence[Policy]) -> Planned:
     """The plan of the fleet that a program is in, and its seconds per step."""
     return plan_fleet(node.fleet, node.learner, node.config, policies)
@@ -79,12 +84,13 @@ def refuse_no_pipeline(plan: RunPlan) -> None:
         _refuse_stages(plan, config.stages, batch // config.micro_batches)
     view = FleetView(plan, 0, cast(Any, None))  # nobody is alive before the run, and nobody asks
     try:
-        plan_fleet(view, learner, config, ("gpipe",) if plan.method.name == "gpipe" else ("PA", "PB"))
-    except NoPlan:
-        roomiest = max(range(len(plan.nodes)), key=lambda i: plan.nodes[i].profile.memory_bytes)
-        memory = plan.nodes[roomiest].profile.memory_bytes
-        accepted = f"no cut of {learner.model.name} fits the devices; {plan.name(roomiest)} has most"
-        raise ConfigError("fleet.devices", memory, accepted) from None
+        plan_fleet(view, learner, config, policies_of(plan.method.name))
+    except NoPlan as none:
+        accepted = (
+            f"no cut of {learner.model.name} fits the devices: at best {plan.name(none.device)}"
+            f" needs {none.needed:.0f} bytes and has {none.has:.0f}"
+        )
+        raise ConfigError("fleet.devices", plan.nodes[none.device].profile.name, accepted) from None
 
 
 def _refuse_stages(plan: RunPlan, stages: tuple[tuple[int, int], ...], micro_rows: int) -> None:

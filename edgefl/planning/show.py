@@ -7,7 +7,7 @@ from typing import Any, cast
 from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import RunPlan
 from edgefl.planning.assign import SplitFleet, edgesplit_plan, hsfl_plan
-from edgefl.planning.fleet import plan_fleet
+from edgefl.planning.fleet import plan_fleet, policies_of
 from edgefl.planning.model_costs import ModelCosts, links_of
 from edgefl.planning.pipeline import simulated
 
@@ -26,8 +26,7 @@ def show_plan(plan: RunPlan) -> list[str]:
 
 def _pipeline(plan: RunPlan, view: FleetView) -> list[str]:
     assert plan.learner is not None
-    policies = ("gpipe",) if plan.method.name == "gpipe" else ("PA", "PB")
-    found = plan_fleet(view, plan.learner, plan.config, policies)  # type: ignore[arg-type]
+    found = plan_fleet(view, plan.learner, plan.config, policies_of(plan.method.name))
     costs = ModelCosts(plan.learner, {i: view.profile(i) for i in view.ids()})
     run = simulated(found.plan, costs, links_of(view, view.link_model))
     lines = [

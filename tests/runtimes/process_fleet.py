@@ -15,15 +15,17 @@ from pathlib import Path
 from edgefl.runtimes.grpc.local import free_addresses
 from edgefl.runtimes.grpc.place import FleetFile
 
-START_S = 60.0
+START_S = 240.0
 """A busy machine may take minutes to import PyTorch in five processes."""
 
 
 class Fleet:
     """The nodes of an experiment, a process each."""
 
-    def __init__(self, folder: Path, experiment: str, num_nodes: int, state: bool) -> None:
-        self.folder, self.state = folder, state
+    def __init__(
+        self, folder: Path, experiment: str, num_nodes: int, state: bool, grace_s: float | None
+    ) -> None:
+        self.folder, self.state, self.grace_s = folder, state, grace_s
         (folder / "experiment.toml").write_text(experiment)
         self.addresses = free_addresses(num_nodes)
         places = tuple((i,) for i in range(num_nodes))
@@ -39,6 +41,8 @@ class Fleet:
             command += ["--out", "run", "--json"]
         if self.state:
             command += ["--state", f"state-{node}"]
+        if self.grace_s is not None:
+            command += ["--grace", str(self.grace_s)]
         with self.log(node).open("ab") as log:
             self.processes[node] = subprocess.Popen(
                 command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True
@@ -81,9 +85,11 @@ class Fleet:
 
 
 @contextlib.contextmanager
-def fleet(folder: Path, experiment: str, num_nodes: int, *, state: bool = False) -> Iterator[Fleet]:
-    """Start them all; those that still run at the end are killed."""
-    started = Fleet(folder, experiment, num_nodes, state)
+def fleet(
+    folder: Path, experiment: str, num_nodes: int, *, state: bool = False, grace_s: float | None = None
+) -> Iterator[Fleet]:
+    """Start them all; those left at the end are killed. grace_s: a process that is away longer is gone."""
+    started = Fleet(folder, experiment, num_nodes, state, grace_s)
     try:
         yield started
     finally:

@@ -23,6 +23,7 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     CutConfig,
@@ -37,6 +38,7 @@ from edgefl.patterns.split import (
     shared_front,
 )
 from edgefl.planning.assign import SplitFleet, edgesplit_plan, refuse_unfit
+from edgefl.planning.memory import needs_with_planned_cuts
 
 
 class EdgeSplitConfig(CutConfig):
@@ -96,5 +98,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=refuse_unfit,
+    memory=needs_with_planned_cuts,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(Front, FrontBack), answers(SmashedData, SmashedGradient)),
 )

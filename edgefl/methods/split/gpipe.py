@@ -11,11 +11,13 @@ after a loss as in `dapple`.
 
 from __future__ import annotations
 
-from edgefl.methods.split.pipeline import MESSAGES, pipeline_peer
+from edgefl.methods.split.pipeline import pipeline_peer
+from edgefl.methods.split.pipeline_messages import INVARIANTS, MESSAGES
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import Chunk
 from edgefl.planning.fleet import PipelineConfig, plan_for, refuse_no_pipeline
+from edgefl.planning.memory import needs_of_stages
 
 
 async def peer(node: Node) -> Vector | None:
@@ -33,5 +35,7 @@ METHOD = Method(
     needs="complete",
     evaluates="parts",
     prepare=refuse_no_pipeline,
+    memory=needs_of_stages,
     tolerates=Faults(crashes=False, returns=True, partitions=True),
+    invariants=INVARIANTS,
 )

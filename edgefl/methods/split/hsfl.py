@@ -23,6 +23,7 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Gone, Message, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     CutConfig,
@@ -42,6 +43,7 @@ from edgefl.patterns.split import (
 )
 from edgefl.planning.assign import SplitFleet, hsfl_plan, refuse_unfit_hsfl
 from edgefl.planning.hsfl import HSFLPlan
+from edgefl.planning.memory import needs_with_planned_cuts
 
 
 class HSFLConfig(CutConfig):
@@ -187,5 +189,7 @@ METHOD = Method(
     needs="star",
     evaluates="personal",
     prepare=refuse_unfit_hsfl,
+    memory=needs_with_planned_cuts,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(Assigned, FrontBack), answers(SmashedData, SmashedGradient)),
 )

@@ -15,6 +15,7 @@ from pydantic import Field
 from edgefl.methods.split.hsfl import HSFLConfig
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     Front,
@@ -29,6 +30,7 @@ from edgefl.patterns.split import (
 )
 from edgefl.planning.assign import SplitFleet, hsfl_plan, refuse_unfit_hsfl
 from edgefl.planning.hsfl import HSFLPlan
+from edgefl.planning.memory import needs_with_planned_cuts
 
 
 class HSFLLayerwiseConfig(HSFLConfig):
@@ -84,5 +86,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=refuse_unfit_hsfl,
+    memory=needs_with_planned_cuts,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(Front, FrontBack), answers(SmashedData, SmashedGradient)),
 )

@@ -17,6 +17,7 @@ import torch
 from edgefl.learning.work import StageBackward, StageGradient
 from edgefl.nodes import Back, Faults, Gone, Method, Node
 from edgefl.parameters import Vector, WeightedMean
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     Front,
@@ -31,6 +32,7 @@ from edgefl.patterns.split import (
     serve_turns,
     shared_front,
 )
+from edgefl.planning.memory import needs_with_a_union
 from edgefl.planning.split import refuse_impossible_cut
 
 Ends = SmashedData | FrontBack | Gone | Back
@@ -102,5 +104,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=refuse_impossible_cut,
+    memory=needs_with_a_union,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(Front, FrontBack), answers(SmashedData, SmashedGradient)),
 )

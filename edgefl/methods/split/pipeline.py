@@ -2,14 +2,13 @@
 
 The lowest peer leads: it plans, tells all, and watches over them. When a member is gone or has come back, the
 step under way is void. The leader waits until all live, asks each how many steps it has made, and lets all
-go on from the lowest: since nobody can be two steps ahead of anybody, each member keeps its last two
-versions. Every message of a step carries the attempt (the leader's life, a count) that it belongs to.
+go on from the lowest: each member keeps its last two versions, since nobody can be two steps ahead of what
+anybody has stored. Every message of a step carries the attempt (the leader's life, a count) that it is of.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,67 +17,21 @@ from torch import Tensor
 from edgefl.data import Batch, LocalData
 from edgefl.errors import PeerGone, Unreachable
 from edgefl.learning.work import StageBackward, StageForward, StageGradient
-from edgefl.nodes import Back, Gone, Message, Node
+from edgefl.methods.split.pipeline_messages import (
+    ActivationGradients,
+    Activations,
+    Attempt,
+    Called,
+    Done,
+    Over,
+    Position,
+    Resume,
+)
+from edgefl.nodes import Back, Gone, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import ring_all_reduce
 from edgefl.patterns.split import Across, Link, Part
 from edgefl.planning.pipeline import PipelinePlan, Stage, overlaps
-
-Attempt = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Activations(Across):
-    """Rows of a micro-batch on their way down; step: number of the micro-batch in the run."""
-
-
-@dataclass(frozen=True)
-class ActivationGradients(Across):
-    """Rows of the gradient on their way up."""
-
-
-@dataclass(frozen=True)
-class Called(Message):
-    """The leader asks where everybody is; what is under way is void."""
-
-    attempt: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Position(Message):
-    """How many steps this member has made."""
-
-    attempt: tuple[int, int]
-    step: int
-
-
-@dataclass(frozen=True)
-class Resume(Message):
-    """Go on after so many steps. stages: (first block, last block, devices, shares of the rows) of each."""
-
-    attempt: tuple[int, int]
-    step: int
-    stages: tuple[tuple[int, int, tuple[int, ...], tuple[float, ...]], ...]
-    batch: int
-    num_micro: int
-    policy: str
-    warmup: tuple[int, ...]
-    chunk: int | None
-
-
-@dataclass(frozen=True)
-class Done(Message):
-    """This member has made all steps."""
-
-    attempt: tuple[int, int]
-
-
-@dataclass(frozen=True)
-class Over(Message):
-    """All members have made all steps."""
-
-
-MESSAGES = (Activations, ActivationGradients, Called, Position, Resume, Done, Over)
 
 
 class Interrupted(Exception):
@@ -107,7 +60,7 @@ async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -
             return None
         try:
             await member.run()
-            node.send(peers[0], Done(wanted.attempt))
+            node.send(peers[0], Done(wanted.attempt, member.step))
             wanted = await node.receive(Called, Over)
         except Interrupted as interrupted:
             wanted = interrupted.call or await node.receive(Called)
@@ -182,13 +135,15 @@ def _plan_of(m: Resume) -> PipelinePlan:
 
 
 async def _all_done(node: Node, plan: PipelinePlan, attempt: Attempt) -> bool:
-    """Wait for all members to end; False when one is lost or has come back."""
-    waiting = set(plan.members)
+    """Wait for all members to end, at one step; False when one is lost or has come back."""
+    waiting, steps = set(plan.members), set()
     while waiting:
         m = await node.receive(Done, Gone, Back, sender=plan.members, attempt=attempt)
         if not isinstance(m, Done):
             return False
         waiting.discard(m.sender)
+        steps.add(m.step)
+    assert len(steps) == 1, f"stages ended at steps {sorted(steps)}"
     return True
 
 
@@ -273,7 +228,7 @@ class Member:
             node.record(step_s=node.now() - began_s, in_flight=self.most_open)
             if self.r == 0 and self.step % self._steps_per_round == 0:
                 node.publish(part.parameters, step=self._round(self.step), part=self.name)
-            await node.save(**self.state())
+            await node.store(**self.state())  # before anything of the next step is sent
 
     def state(self) -> dict[str, Any]:
         """What this member goes on from: its step, its versions, and what it was told."""
@@ -301,6 +256,7 @@ class Member:
             if kind == "F":
                 inputs[m] = await self._forward(k, m, micro, rows)
                 self.most_open = max(self.most_open, len(inputs))
+                assert self.most_open <= self.plan.warmup[self.s], "more open passes than the schedule has"
                 continue
             g = await self._backward(k, m, micro, rows, inputs.pop(m), len(batch))
             total += g.parameters.values

@@ -25,8 +25,10 @@ from edgefl.methods.split.split_learning import SplitLearningConfig
 from edgefl.nodes import Back, Faults, Gone, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import Across, Link, Part, mean_of, serve_turns, steps_of
+from edgefl.planning.memory import needs_with_one_rear
 from edgefl.planning.split import refuse_clipping, refuse_too_large
 
 
@@ -188,5 +190,12 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=_refuse_impossible,
+    memory=needs_with_one_rear,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(
+        FINITE,
+        answers(SmashedData, Features),
+        answers(FeatureGradient, SmashedGradient),
+        answers(Features, FeatureGradient),
+    ),
 )

@@ -14,6 +14,7 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     Front,
@@ -27,6 +28,7 @@ from edgefl.patterns.split import (
     serve_turns,
     shared_front,
 )
+from edgefl.planning.memory import needs_with_own_rears
 from edgefl.planning.split import refuse_impossible_cut
 
 
@@ -75,5 +77,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=refuse_impossible_cut,
+    memory=needs_with_own_rears,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(Front, FrontBack), answers(SmashedData, SmashedGradient)),
 )

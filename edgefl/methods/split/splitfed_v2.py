@@ -16,6 +16,7 @@ from typing import Literal
 
 from edgefl.nodes import Back, Faults, Gone, Method, Node
 from edgefl.parameters import Vector, WeightedMean
+from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
 from edgefl.patterns.split import (
     Front,
@@ -30,6 +31,7 @@ from edgefl.patterns.split import (
     serve_turns,
     shared_front,
 )
+from edgefl.planning.memory import needs_with_one_rear
 from edgefl.planning.split import refuse_impossible_cut
 
 
@@ -108,5 +110,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=refuse_impossible_cut,
+    memory=needs_with_one_rear,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
+    invariants=(FINITE, answers(Front, FrontBack), answers(SmashedData, SmashedGradient)),
 )

@@ -37,11 +37,13 @@ class Host(Protocol):
 
 @dataclass(slots=True)
 class _Save:
-    """number: of the first message that was sent after it; content: None where nothing changed."""
+    """number: of the first message that was sent after it; content: None where nothing changed. then: to be
+    called once it is on the disk."""
 
     number: int
     handed: list[Handed]
     content: Content | None
+    then: Callable[[], None] | None
 
 
 class Keeper:
@@ -60,6 +62,7 @@ class Keeper:
         self._saves: deque[_Save] = deque()
         self._content: Content | None = None
         self._handed: list[Handed] = []
+        self._then: list[Callable[[], None]] = []
         self._busy = False
         self._next_s = 0.0
         self._given_up = False
@@ -80,14 +83,20 @@ class Keeper:
         if self._under_way.pop(number, 0) is None:
             self._advance()
 
-    def saved(self, content: Content | None, waiting: Iterable[Message]) -> None:
+    def saved(
+        self,
+        content: Content | None,
+        waiting: Iterable[Message],
+        then: Callable[[], None] | None = None,
+    ) -> None:
         """The program can go on from here. content: to be written, None where nothing has changed.
 
-        waiting: messages that have come and that nobody has asked for.
+        waiting: messages that have come and that nobody has asked for. then: called when content is on the
+        disk; the disk has no rest before it.
         """
         handed = self._transport.handed_over(waiting)
         if handed or content is not None:
-            self._saves.append(_Save(self._count + 1, handed, content))
+            self._saves.append(_Save(self._count + 1, handed, content, then))
             self._advance()
 
     def arrived(self) -> None:
@@ -121,35 +130,48 @@ class Keeper:
             self._handed += save.handed
             if save.content is not None:
                 self._content = save.content
+            if save.then is not None:
+                self._then.append(save.then)
         if self._content is None and not self._busy:
             self._cover(self._handed)
             self._handed = []
         elif not self._busy:
             self._busy = True
-            self._host.call_later(max(0.0, self._next_s - self._host.clock()), self._begin_write)
+            rest_s = 0.0 if self._then else self._next_s - self._host.clock()
+            self._host.call_later(max(0.0, rest_s), self._begin_write)
 
     def _begin_write(self) -> None:
         assert self._content is not None
-        content, handed = self._content, self._handed
-        self._content, self._handed = None, []
-        self._pool.submit(self._write, content, handed, self._host.clock())
+        content, handed, then = self._content, self._handed, self._then
+        self._content, self._handed, self._then = None, [], []
+        self._pool.submit(self._write, content, handed, then, self._host.clock())
 
-    def _write(self, content: Content, handed: list[Handed], start_s: float) -> None:
+    def _write(
+        self, content: Content, handed: list[Handed], then: list[Callable[[], None]], start_s: float
+    ) -> None:
         """In the writing thread."""
         error: Exception | None = None
         try:
             self._store(content)
         except Exception as failed:
             error = failed
-        self._host.call_from_thread(self._written, handed, start_s, error)
+        self._host.call_from_thread(self._written, handed, then, start_s, error)
 
-    def _written(self, handed: list[Handed], start_s: float, error: Exception | None) -> None:
+    def _written(
+        self,
+        handed: list[Handed],
+        then: list[Callable[[], None]],
+        start_s: float,
+        error: Exception | None,
+    ) -> None:
         if error is not None:
             raise error
         now = self._host.clock()
         self._next_s = now + max(_LEAST_PAUSE_S, _PAUSE_PER_WRITE * (now - start_s))
         self._busy = False
         self._cover(handed)
+        for call in then:
+            call()
         self._advance()
 
     def _cover(self, handed: list[Handed]) -> None:

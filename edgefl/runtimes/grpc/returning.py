@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from functools import partial
 from typing import Any
 
 from edgefl.messages.base import Message
@@ -14,6 +15,7 @@ from edgefl.runtimes.grpc.keeper import Keeper
 from edgefl.runtimes.grpc.runtime import GrpcRuntime, LastModel
 from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import INTERRUPTED
+from edgefl.runtimes.tasks import WAIT
 
 log = logging.getLogger("edgefl.grpc")
 
@@ -85,7 +87,12 @@ class ReturningRuntime(GrpcRuntime):
     def _begin_save(self, task: Task[Any], op: Save) -> Any:
         super()._begin_save(task, op)
         state: Any = task.state
-        self._keeper.saved(self._content(state), state.inbox.waiting())
+        if not op.stored:
+            self._keeper.saved(self._content(state), state.inbox.waiting())
+            return None
+        then = partial(self.wake, task, task.token, None)
+        self._keeper.saved(self._content(state), state.inbox.waiting(), then)
+        return WAIT
 
     def _begin_receive(self, task: Task[Any], op: Receive) -> Any:
         """A program without state that waits again is where it would be if it had just been started."""

@@ -1,0 +1,88 @@
+"""What the devices of a pipeline tell each other, and what holds of every run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edgefl.nodes import Check, Message
+from edgefl.parameters import Vector
+from edgefl.patterns.reports import ALL_FINITE, answers
+from edgefl.patterns.split import Across
+
+Attempt = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Activations(Across):
+    """Rows of a micro-batch on their way down; step: number of the micro-batch in the run."""
+
+
+@dataclass(frozen=True)
+class ActivationGradients(Across):
+    """Rows of the gradient on their way up."""
+
+
+@dataclass(frozen=True)
+class Called(Message):
+    """The leader asks where everybody is; what is under way is void."""
+
+    attempt: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Position(Message):
+    """How many steps this member has made."""
+
+    attempt: tuple[int, int]
+    step: int
+
+
+@dataclass(frozen=True)
+class Resume(Message):
+    """Go on after so many steps. stages: (first block, last block, devices, shares of the rows) of each."""
+
+    attempt: tuple[int, int]
+    step: int
+    stages: tuple[tuple[int, int, tuple[int, ...], tuple[float, ...]], ...]
+    batch: int
+    num_micro: int
+    policy: str
+    warmup: tuple[int, ...]
+    chunk: int | None
+
+
+@dataclass(frozen=True)
+class Done(Message):
+    """This member has made all steps, so many."""
+
+    attempt: tuple[int, int]
+    step: int
+
+
+@dataclass(frozen=True)
+class Over(Message):
+    """All members have made all steps."""
+
+
+MESSAGES = (Activations, ActivationGradients, Called, Position, Resume, Done, Over)
+
+
+def _replicas_are_equal(outcome: Any) -> bool | str:
+    """Bit for bit: two devices with the same blocks."""
+    first: dict[int, tuple[int, Vector]] = {}
+    for device, part in outcome.results.items():
+        if isinstance(part, Vector):
+            other, same = first.setdefault(part.layout.digest, (device, part))
+            if not same.equal(part):
+                return f"devices {other} and {device} end with unequal parameters of one stage"
+    return True
+
+
+INVARIANTS = (
+    ALL_FINITE,
+    answers(Activations, ActivationGradients),
+    Check("replicas of a stage are equal", _replicas_are_equal),
+)
+"""Besides what the programs assert: all stages end at one step, and no stage has more micro-batches between
+their two passes than the schedule says."""
