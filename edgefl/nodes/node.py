@@ -115,6 +115,15 @@ class FleetView:
         """How flows share links in virtual time: fair, local-fair or fifo."""
         return self._plan.network.link_model
 
+    @property
+    def segments(self) -> Mapping[str, float]:
+        """Planned rate of each shared segment, bytes per second."""
+        return self._plan.network.segments
+
+    def cap(self, i: int, j: int) -> float:
+        """Most bytes per second of one flow from i to j, whatever its ends could do."""
+        return self._plan.network.cap(i, j)
+
     def access(self, j: int) -> Access:
         """Node j's planned connection to the network: rates up and down, latency."""
         return self._plan.network.access[j]

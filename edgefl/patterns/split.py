@@ -179,14 +179,14 @@ def steps_of(node: Node, round: int) -> range:
 class FrontTurn:
     """A client's side of one turn: its steps of the round on the front that it was given.
 
-    part: the front as it is now. busy_s: seconds that its work has taken. losses: of batches whose loss is
-    taken here.
+    part: the front as it is now, None at cut 0, where the examples themselves cross. busy_s: seconds that its
+    work has taken. losses: of batches whose loss is taken here.
     """
 
-    def __init__(self, node: Node, m: Front, front: Part, bits: int) -> None:
+    def __init__(self, node: Node, m: Front, front: Part | None, bits: int) -> None:
         self.node, self.m, self.part = node, m, front
         self.link = Link(m.sender, m.turn, bits, m.rate_bytes_per_s)
-        self.stage = node.model.stage(0, m.cut)
+        self.stage = node.model.stage(0, m.cut) if m.cut else None
         self.whole = m.cut == len(node.model.blocks)
         self.busy_s = 0.0
         self.losses: list[float] = []
@@ -197,10 +197,10 @@ class FrontTurn:
         for step in steps_of(self.node, self.link.round):
             batch = self.node.data.batch(step, self.node.workload.batch_size)
             await (self.whole_step(batch) if self.whole else self.step(batch, step))
-        m, goes = self.m, self.m.returns != "nothing"
-        state = self.part.state if m.returns == "parameters and state" else None
+        m, part = self.m, None if self.m.returns == "nothing" else self.part
+        state = part.state if part is not None and m.returns == "parameters and state" else None
         loss = mean_of(self.losses) if self.losses else None
-        return FrontBack(m.turn, self.part.parameters if goes else None, state, loss, self.busy_s)
+        return FrontBack(m.turn, None if part is None else part.parameters, state, loss, self.busy_s)
 
     async def step(self, batch: Batch, step: int) -> None:
         """One batch across the cut, its labels with it."""
@@ -210,6 +210,7 @@ class FrontTurn:
 
     async def whole_step(self, batch: Batch) -> None:
         """One batch where nothing is cut off."""
+        assert self.part is not None and self.stage is not None
         x, y = batch.x, batch.y
         work = StageBackward(self.stage, self.part.parameters, x, labels=y, input_gradient=False)
         g: StageGradient = await self.compute(work)
@@ -219,6 +220,8 @@ class FrontTurn:
 
     async def forward(self, batch: Batch) -> Tensor:
         """The smashed data of a batch."""
+        if self.part is None or self.stage is None:
+            return batch.x
         smashed: Tensor = await self.compute(
             StageForward(self.stage, self.part.parameters, batch.x, keep=True)
         )
@@ -228,6 +231,8 @@ class FrontTurn:
         """Wait for the gradient at the cut, go back through the front, and take its step."""
         link, part = self.link, self.part
         m = await self.node.receive(SmashedGradient, sender=link.to, turn=link.turn, step=step)
+        if part is None or self.stage is None:
+            return
         work = StageBackward(
             self.stage, part.parameters, batch.x,
             output_gradient=m.tensor(), input_gradient=False, kept=True,

@@ -25,7 +25,7 @@ from edgefl.planning.edgesplit import (
     own_cuts_equal_rates,
     plan_cuts,
 )
-from edgefl.planning.split import SplitCost, refuse_clipping, split_cost
+from edgefl.planning.split import SplitCost, raw_cost, refuse_clipping, split_cost
 
 
 class EdgeSplitSettings(Protocol):
@@ -116,7 +116,7 @@ class SplitFleet:
             return new
         for n, cost in enumerate(self.costs(32)):
             k = self.ids[n]
-            planned_s = cost.device_s[cuts[n] - 1]
+            planned_s = cost.device_s[cuts[n] - 1] if cuts[n] else 0.0
             if k in busy_s and planned_s > 0:
                 factor = busy_s[k] / planned_s
                 if abs(factor / known[k] - 1) > above:
@@ -159,11 +159,24 @@ def hsfl_plan(
         beta = tuple(size / B for size in cost.link_bytes)
         may = fleet.feasible(cost, device, config.allow_local)
         clients.append(hsfl.ClientCosts(alpha, beta, cost.server_s, may))
+    if config.plan == "raw":
+        return _nothing_at_clients(fleet, config)
     rng = generator(fleet.seed, "hsfl scenarios")
     fitness = hsfl.Fitness(clients, hsfl.scenarios(rng, len(clients), config.fading), config.channels)
     if config.plan == "common":
         return hsfl.best_common(clients, fitness)
     return hsfl.plan_by_genes(clients, fitness, generator(fleet.seed, "hsfl genes"))
+
+
+def _nothing_at_clients(fleet: SplitFleet, config: HSFLSettings) -> hsfl.HSFLPlan:
+    """Cut 0 for all, at the best shares."""
+    rows = [
+        raw_cost(fleet.learner, fleet.server, d.workload, d.num_examples, d.latency_s, config.cut_bits)
+        for d in fleet.devices
+    ]
+    waits, sizes, seconds = np.array(rows).T
+    shares = hsfl.best_shares(waits, sizes / fleet.capacity_bytes_per_s, seconds)
+    return hsfl.HSFLPlan((0,) * len(rows), shares, shares.round_s)
 
 
 def planned_cuts(plan: RunPlan, view: FleetView) -> tuple[int, ...]:
@@ -198,8 +211,11 @@ def refuse_unfit(plan: RunPlan) -> None:
 
 
 def refuse_unfit_hsfl(plan: RunPlan) -> None:
-    """As refuse_unfit, and ConfigError for fewer channels than clients."""
+    """As refuse_unfit, and ConfigError for fewer channels than clients, or tokens at cut 0."""
     refuse_unfit(plan)
+    assert plan.learner is not None
+    if plan.config.plan == "raw" and plan.learner.model.task == "language":
+        raise ConfigError(f"method.{plan.method.name}.plan", "raw", "another: tokens have no gradient")
     channels, clients = plan.config.channels, len(plan.ids("client"))
     if channels is not None and channels < clients:
         raise ConfigError(

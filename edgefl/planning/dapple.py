@@ -1,17 +1,20 @@
 """DAPPLE's planner: stage bounds, replicas and their devices, warm-up depths.
 
-Source: Fan et al. 2021 (https://arxiv.org/abs/2007.01045) and its public planner. Choices, for flat networks:
-devices stand along the chain in descending or ascending speed; small cases are enumerated, larger ones take
-the public planner's families of candidates; candidates are ranked by the latency model, the best are
-simulated, and the fastest wins; ties go to fewer stages, then smaller cuts, then the PA policy.
+Source: Fan et al. 2021 (https://arxiv.org/abs/2007.01045) and its public planner. Choices: devices stand
+along the chain in descending or ascending speed; small cases are enumerated, larger ones take the public
+planner's families of candidates; where some pairs have faster links than others, the public planner's three
+placements on machines come on top (planning.machines); candidates are ranked by the latency model, the best
+are simulated, and the fastest wins; ties go to fewer stages, then smaller cuts, then the PA policy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 
+from edgefl.planning.machines import lines_of_machines, placed_on_machines
 from edgefl.planning.pipeline import Costs, PipelinePlan, Policy, Stage, latency_s, simulated
 from edgefl.planning.simulate import Links
 
@@ -81,13 +84,15 @@ def shapes(
     lines = [fast_first]
     if costs.speed(fast_first[0]) != costs.speed(fast_first[-1]):
         lines.append(fast_first[::-1])
-    seen: set[tuple[Stage, ...]] = set()
+    lines += lines_of_machines(costs, links, devices)
+    found: dict[tuple[Stage, ...], None] = {}
     for line in lines:
         for bounds in _bounds(costs, line, batch // num_micro, links):
-            stages = _placed(bounds, line, costs)
-            if stages not in seen and max(len(s.devices) for s in stages) <= batch // num_micro:
-                seen.add(stages)
-                yield with_policy(PipelinePlan(stages, batch, num_micro, "PA", ()), costs, "PA")
+            found[_placed(bounds, line, costs)] = None
+    found |= dict.fromkeys(placed_on_machines(costs, links, devices, batch // num_micro))
+    for stages in found:
+        if max(len(s.devices) for s in stages) <= batch // num_micro:
+            yield with_policy(PipelinePlan(stages, batch, num_micro, "PA", ()), costs, "PA")
 
 
 def _bounds(costs: Costs, line: Sequence[int], size: int, links: Links) -> Iterator[Bounds]:
@@ -120,7 +125,7 @@ def _balanced(costs: Costs, line: Sequence[int], size: int, links: Links) -> Ite
     It knows neither all-reduces nor the time to fill the pipeline, which is why it is not alone.
     """
     N, G = costs.num_layers, len(line)
-    rate = min(min(links.up[d] for d in line), min(links.down[d] for d in line))
+    rate = min((links.rate(a, b) for a in line for b in line if a != b), default=math.inf)
     best: dict[tuple[int, int], tuple[float, Bounds]] = {(0, 0): (0.0, ())}
     for j in range(1, N + 1):
         for m in range(1, G + 1):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from edgefl.devices import DeviceProfile
@@ -72,4 +73,7 @@ def links_of(view: FleetView, model: str) -> Links:
         latency_s={i: a.latency_s for i, a in access.items()},
         copy_bytes_per_s={i: view.profile(i).memory_bytes_per_s for i in ids},
         model="fifo" if model == "fifo" else "fair",
+        caps={(i, j): view.cap(i, j) for i in ids for j in ids if i != j and view.cap(i, j) < math.inf},
+        segment_of={i: a.segment for i, a in access.items() if a.segment is not None},
+        segments=view.segments,
     )

@@ -270,7 +270,7 @@ def _transfer_s(upper: Stage, lower: Stage, size: int, costs: Costs, links: Link
     worst = 0.0
     for i, j, begin, end in overlaps(upper.rows(size), lower.rows(size)):
         a, b = upper.devices[i], lower.devices[j]
-        rate = min(links.up[a], links.down[b])
+        rate = links.rate(a, b)
         worst = max(
             worst, costs.cut_bytes(lower.first, end - begin) / rate + links.latency_s[a] + links.latency_s[b]
         )
@@ -282,6 +282,6 @@ def _ring_s(stage: Stage, costs: Costs, links: Links) -> float:
     if n == 1:
         return 0.0
     pairs = [(stage.devices[r - 1], stage.devices[r]) for r in range(n)]
-    rate = min(min(links.up[a], links.down[b]) for a, b in pairs)
+    rate = min(links.rate(a, b) for a, b in pairs)
     wait_s = max(links.latency_s[a] + links.latency_s[b] for a, b in pairs)
     return 2 * (n - 1) * (costs.parameter_bytes(stage.first, stage.last) / n / rate + wait_s)

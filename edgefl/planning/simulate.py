@@ -7,6 +7,7 @@ A pure function of the lists and the network, for planners; it follows the rules
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,7 +52,8 @@ class Links:
     """The network of a schedule: access rates in bytes per second and one-way latency in seconds, by device.
 
     copy_bytes_per_s: at which a receiver takes a message in. separate: each pair and direction has a link of
-    its own, at the slower of its two ends.
+    its own, at the slower of its two ends. caps: most of one flow, by (sender, receiver). segment_of: the
+    shared segment that a device's traffic crosses, where it has one; segments: their rates (fair alone).
     """
 
     up: Mapping[int, float]
@@ -59,6 +61,27 @@ class Links:
     latency_s: Mapping[int, float]
     copy_bytes_per_s: Mapping[int, float]
     model: Literal["fair", "fifo", "separate"] = "fair"
+    caps: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    segment_of: Mapping[int, str] = field(default_factory=dict)
+    segments: Mapping[str, float] = field(default_factory=dict)
+
+    def cap(self, sender: int, receiver: int) -> float:
+        return self.caps.get((sender, receiver), math.inf)
+
+    def crossed(self, sender: int, receiver: int) -> dict[Hashable, float]:
+        """The shared capacities that a flow crosses."""
+        found: dict[Hashable, float] = {
+            ("up", sender): self.up[sender],
+            ("down", receiver): self.down[receiver],
+        }
+        for end in (sender, receiver):
+            if (name := self.segment_of.get(end)) is not None:
+                found["segment", name] = self.segments[name]
+        return found
+
+    def rate(self, sender: int, receiver: int) -> float:
+        """Of one flow that has the links to itself."""
+        return min(*self.crossed(sender, receiver).values(), self.cap(sender, receiver))
 
 
 @dataclass(frozen=True)
@@ -181,7 +204,8 @@ class _Kernel:
             self._share(lane)
             return
         up, down = self.links.up[flow.sender], self.links.down[flow.send.to]
-        rate = up if self.links.model == "fifo" else min(up, down)
+        cap = self.links.cap(flow.sender, flow.send.to)
+        rate = min(up, cap) if self.links.model == "fifo" else min(up, down, cap)
         self._at(self.now + flow.left / rate, self._left, lane)
 
     def _left(self, lane: Hashable) -> None:
@@ -204,10 +228,13 @@ class _Kernel:
     def _share(self, _: Hashable) -> None:
         """Max-min rates for all flows under way, from now on."""
         flows = list(self._flows.values())
-        ends = {("up", f.sender): self.links.up[f.sender] for f in flows}
-        ends |= {("down", f.send.to): self.links.down[f.send.to] for f in flows}
+        crossed = [self.links.crossed(f.sender, f.send.to) for f in flows]
+        ends = {end: rate for one in crossed for end, rate in one.items()}
         places = {end: n for n, end in enumerate(ends)}
-        asked = [((places["up", f.sender], places["down", f.send.to]), float("inf"), None) for f in flows]
+        asked = [
+            (tuple(places[end] for end in one), self.links.cap(f.sender, f.send.to), None)
+            for f, one in zip(flows, crossed, strict=True)
+        ]
         for flow, rate in zip(flows, max_min(list(ends.values()), asked), strict=True):
             flow.left -= flow.rate * (self.now - flow.start_s)
             flow.start_s, flow.rate = self.now, rate

@@ -76,11 +76,33 @@ def split_cost(
     )
 
 
+def raw_cost(
+    learner: Learner,
+    server: DeviceProfile,
+    workload: Workload,
+    num_examples: int,
+    latency_s: float,
+    bits: int,
+) -> tuple[float, float, float]:
+    """A round at cut 0: latencies in seconds, bytes over the link, seconds of the whole server."""
+    model, batch = learner.model, workload.batch_size
+    steps = workload.num_steps(num_examples)
+    size = crossing_bytes(model, 0, batch, bits) + BATCH_HEADER_BYTES
+    return (
+        (2 * steps + 2) * latency_s,
+        steps * size + TURN_HEADER_BYTES,
+        steps * _rear_s(model, 0, batch, server),
+    )
+
+
 def crossing_bytes(model: Model, cut: int, batch: int, bits: int = 32) -> int:
-    """Payload bytes of one batch at a cut, smashed data, labels and gradient; 0 where all is local."""
+    """Payload bytes of one batch at a cut, smashed data, labels and gradient; 0 where all is local.
+
+    At cut 0 the examples cross, and the gradient at them.
+    """
     if cut == len(model.blocks):
         return 0
-    values = batch * math.prod(model.block_counts[cut - 1].output_shape)
+    values = batch * math.prod(model.block_counts[cut - 1].output_shape if cut else model.input_shape)
     each = 4 * values if bits == 32 else values + 4 * -(-values // 512)
     return 2 * each + label_bytes(model, batch)
 
@@ -95,7 +117,9 @@ def label_bytes(model: Model, batch: int) -> int:
 def front_memory_bytes(learner: Learner, cut: int, batch: int, head_blocks: int = 0) -> int:
     """Bytes that a client needs at once: its parts' parameters, gradients, optimiser state, kept values."""
     model, last = learner.model, len(learner.model.blocks)
-    stages = [model.stage(0, cut)] + ([model.stage(last - head_blocks, last)] if head_blocks else [])
+    stages = ([model.stage(0, cut)] if cut else []) + (
+        [model.stage(last - head_blocks, last)] if head_blocks else []
+    )
     states = learner.optimizer.state_sizes.count(None)
     return sum(
         stage_backward_cost(stage, batch, False, kept=True).memory_bytes

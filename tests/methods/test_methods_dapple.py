@@ -245,7 +245,9 @@ def test_what_cannot_be_is_refused_by_name(method):
     assert refused(model=model).startswith("model = 'resnet': a model without batch statistics")
     tiny = [device(1e6, 1_000) for _ in range(4)]
     message = refused(profiles=tiny)
-    assert message.startswith("fleet.devices = 'board': no cut of mlp fits the devices: at best peer 0 (board) ")
+    assert message.startswith(
+        "fleet.devices = 'board': no cut of mlp fits the devices: at best peer 0 (board) "
+    )
     assert message.endswith(" needs 51072 bytes and has 1000")
     some = [device(1e6), device(1e6, 1_000), device(1e6), device(1e6)]
     assert "peer 1 (board) needs" in refused(profiles=some, stages=PLANS[2])

@@ -65,6 +65,21 @@ def test_one_client_is_plain_sgd(method):
     assert torch.allclose(run(plan).results[0].values, x, rtol=0, atol=1e-6)
 
 
+def test_hsfl_at_cut_0_is_fedavg_of_whole_models_at_the_server():
+    """The examples cross, and the gradient at them, as the time model has it."""
+    plan, watcher = unequal_plan("hsfl", plan="raw", rounds=2), Watcher()
+    plan.method.prepare(plan)
+    outcome = run(plan, watcher)
+    common = {"model": MODEL, "train": {"batch_size": 16, "local_steps": 5}, "rounds": 2}
+    assert near(outcome.results[0], run(small_plan("fedavg", 3, **common)).results[0], 1e-6)
+    for k in (1, 2, 3):
+        crossed = 2 * 5 * (2 * 4 * 16 * 64 + 4 * 16)
+        assert payload(outcome.traffic.table, "SmashedData", "SmashedGradient", node=k) == crossed
+        assert payload(outcome.traffic.table, "Assigned", "FrontBack", node=k) == 0
+    for m in (m for _, _, m in watcher.metrics if "round_s" in m):
+        assert m["round_s"] == pytest.approx(m["planned_round_s"], rel=0.01)
+
+
 def test_hsfl_with_one_common_cut_is_splitfed():
     plan = unequal_plan("hsfl-layerwise", plan="common", allow_local=False)
     (cut,) = set(planned(plan).cuts)

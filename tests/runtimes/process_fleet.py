@@ -25,7 +25,7 @@ class Fleet:
     def __init__(
         self, folder: Path, experiment: str, num_nodes: int, state: bool, grace_s: float | None
     ) -> None:
-        self.folder, self.state, self.grace_s = folder, state, grace_s
+        self.folder, self.state = folder, state
         (folder / "experiment.toml").write_text(experiment)
         self.addresses = free_addresses(num_nodes)
         places = tuple((i,) for i in range(num_nodes))
@@ -33,16 +33,16 @@ class Fleet:
         (folder / "fleet.toml").write_text(fleet.to_toml())
         self.processes: dict[int, subprocess.Popen[str]] = {}
         for node in range(num_nodes):
-            self.start(node)
+            self.start(node, grace_s)
 
-    def start(self, node: int) -> None:
+    def start(self, node: int, grace_s: float | None = None) -> None:
         command = [sys.executable, "-m", "edgefl.cli", "node", "--fleet", "fleet.toml", "--id", str(node)]
         if node == 0:
             command += ["--out", "run", "--json"]
         if self.state:
             command += ["--state", f"state-{node}"]
-        if self.grace_s is not None:
-            command += ["--grace", str(self.grace_s)]
+        if grace_s is not None:
+            command += ["--grace", str(grace_s)]
         with self.log(node).open("ab") as log:
             self.processes[node] = subprocess.Popen(
                 command, cwd=self.folder, stdout=subprocess.PIPE, stderr=log, text=True

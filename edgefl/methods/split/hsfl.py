@@ -49,8 +49,9 @@ from edgefl.planning.memory import needs_with_planned_cuts
 class HSFLConfig(CutConfig):
     """How cuts and shares are found; batches, steps and rate are [train]'s."""
 
-    plan: Literal["genetic", "common"] = "genetic"
-    """genetic: a cut for each. common: the best one for all. Both at the best shares."""
+    plan: Literal["genetic", "common", "raw"] = "genetic"
+    """genetic: a cut for each. common: the best one for all. raw: cut 0 for all, a reference: clients hold
+    nothing and send their examples as they are. All at the best shares."""
     replan_rounds: int = Field(default=10, ge=1)
     """R: rounds between plans."""
     allow_local: bool = False
@@ -168,12 +169,12 @@ async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any
         assert m.layers is not None
         missing = model.stage(m.first, m.cut).cut(m.layers, has - m.first, m.cut - m.first)
         own = missing if own is None else model.stage(0, m.cut).join(own, missing)
-    assert own is not None
     front = Front(m.turn, m.cut, None, None, "nothing", rate).stamped(m.sender, m.life)
-    turn = FrontTurn(node, front, Part(own), node.config.cut_bits)
+    turn = FrontTurn(node, front, None if own is None else Part(own), node.config.cut_bits)
     back = await turn.run()
-    own = turn.part.parameters
-    node.publish(own, step=m.turn[1] + 1)
+    own = None if turn.part is None else turn.part.parameters
+    if own is not None:
+        node.publish(own, step=m.turn[1] + 1)
     node.send(m.sender, back, rate_bytes_per_s=rate)
     return {"front": own, "cut": m.cut}
 

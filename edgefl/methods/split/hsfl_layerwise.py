@@ -10,6 +10,8 @@ Choices: as in `hsfl`; the whole model may be the client's (`allow_local`).
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from edgefl.methods.split.hsfl import HSFLConfig
@@ -34,8 +36,10 @@ from edgefl.planning.memory import needs_with_planned_cuts
 
 
 class HSFLLayerwiseConfig(HSFLConfig):
-    """As HSFL's."""
+    """As HSFL's, but for cut 0: fronts are what is averaged."""
 
+    plan: Literal["genetic", "common"] = "genetic"
+    """genetic: a cut for each. common: the best one for all. Both at the best shares."""
     allow_local: bool = Field(default=True)
     """Whether a client may train the whole model by itself."""
 

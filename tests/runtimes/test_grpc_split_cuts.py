@@ -1,0 +1,62 @@
+"""Split training over real gRPC is unsplit training, at every cut of the shipped models."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import Watcher
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "methods"))
+from split_lab import CUTS, MODELS, model_plan, named_model, near, trained
+from test_methods_dapple import unsplit
+
+from edgefl.learning.executors import Inline
+from edgefl.runtimes.grpc.local import run_here
+
+QUICK = [(name, cut) for name, cut in CUTS if name == "mlp"]
+OTHERS = [pytest.param(name, cut, marks=pytest.mark.slow) for name, cut in CUTS if name != "mlp"]
+
+
+class Recorder(Watcher):
+    """An observer of a process: it has nothing to tell the others."""
+
+    def export(self) -> dict[str, Any]:
+        return {}
+
+    def merge(self, rows: dict[str, Any]) -> None:
+        """Nothing to take in."""
+
+
+def over_grpc(plan: Any) -> Any:
+    """All nodes in this process, each behind a port of its own: their results by node."""
+    observers = [Recorder() for _ in plan.nodes]
+    outcome = run_here(plan, observers, Inline(plan.learner), run_id="cuts", digest="cuts")
+    return {node: parameters for node, (_, _, parameters) in outcome.last_models.items()} | outcome.results
+
+
+@pytest.mark.parametrize(("name", "cut"), [*QUICK, *OTHERS])
+def test_split_learning_over_grpc_is_unsplit_training_at_every_cut(name, cut):
+    """Momentum on both sides, handed over from turn to turn."""
+    plan = model_plan("split-learning", name, cut=cut, train={"momentum": 0.9, "weight_decay": 1e-3})
+    assert near(over_grpc(plan)[0], trained(plan, [(1, k) for k in range(6)]))
+
+
+@pytest.mark.parametrize(
+    ("name", "cut"), [*QUICK, *(case for case in OTHERS if "batch" not in str(case.values[0]))]
+)
+def test_a_pipeline_over_grpc_is_unsplit_training_at_every_cut(name, cut):
+    blocks = len(named_model(name)[0].blocks)
+    plan = model_plan("dapple", name, 2, stages=((cut, 1), (blocks, 1)), train={"momentum": 0.9})
+    results = over_grpc(plan)
+    assert near(plan.learner.model.join(results[0], results[1]), unsplit(plan, 6))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["splitfed-v1", "splitfed-v2", "parallel-split", "split-learning-u"])
+@pytest.mark.parametrize("name", [name for name in MODELS if len(named_model(name)[0].blocks) > 2])
+def test_every_method_over_grpc_with_one_client_is_unsplit_sgd(method, name):
+    plan = model_plan(method, name, cut=1)
+    assert near(over_grpc(plan)[0], trained(plan, [(1, k) for k in range(6)]))
