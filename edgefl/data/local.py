@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,6 +13,7 @@ from edgefl.keyed import generator
 
 _BLOCK, _MOST_EPOCHS = 512, 16
 """Examples that a node draws the order of at once, and epochs: a generator costs as much as 500 of them."""
+_WIDTHS = 16
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,78 @@ class LocalData:
     indices: np.ndarray
     node: int
     seed: int
-    _latest: tuple[int, list[np.ndarray]] = field(default=(-1, []), init=False, repr=False)
-    """The block of epochs asked for last and their orders: a step costs a slice."""
+    _latest: tuple[int, np.ndarray] = field(default=(-1, np.empty(0)), init=False, repr=False)
+    """The block of epochs asked for last and their orders, (epochs, n)."""
+    _cut: tuple[int, int, np.ndarray] = field(default=(-1, 0, np.empty(0)), init=False, repr=False)
+    """A block, a batch size, and the block's mini-batches as `rows` gives them: a step costs a slice."""
 
     def __len__(self) -> int:
         return len(self.indices)
 
     def steps_per_epoch(self, batch_size: int) -> int:
-        return math.ceil(len(self) / batch_size)
+        return -(-len(self.indices) // batch_size)
+
+    @property
+    def _at_once(self) -> int:
+        """Epochs in a block."""
+        return max(1, min(_MOST_EPOCHS, _BLOCK // max(1, len(self.indices))))
 
     def epoch(self, epoch: int) -> np.ndarray:
         """(n,) indices into the data set, in this epoch's order."""
-        at_once = max(1, min(_MOST_EPOCHS, _BLOCK // max(1, len(self))))
-        block, place = divmod(epoch, at_once)
+        block, place = divmod(epoch, self._at_once)
+        order: np.ndarray = self._orders(block)[place]
+        return order
+
+    def _orders(self, block: int) -> np.ndarray:
+        """(epochs, n) the orders of a block of epochs."""
         latest, orders = self._latest
         if latest != block:
             rng = generator(self.seed, "epoch", self.node, block)
-            if at_once == 1:
-                orders = [rng.permutation(self.indices)]
+            orders = np.empty((self._at_once, len(self.indices)), np.int64)
+            orders[:] = self.indices
+            if self._at_once == 1:
+                rng.shuffle(orders[0])
             else:
-                orders = list(rng.permuted(np.broadcast_to(self.indices, (at_once, len(self))), axis=1))
+                rng.permuted(orders, axis=1, out=orders)
             object.__setattr__(self, "_latest", (block, orders))
-        return orders[place]
+        return orders
+
+    def rows(self, steps: range, batch_size: int) -> np.ndarray:
+        """(S, W) indices of consecutive mini-batches. A short batch is filled up with its own first example.
+
+        W: batch_size, or the node's examples rounded up to a multiple of 16 where that is less: products over
+        14 or 15 examples measured slower than over 16. Raises ValueError without data.
+        """
+        per_epoch = self.steps_per_epoch(batch_size)
+        if not per_epoch:
+            raise ValueError(f"node {self.node} has no data")
+        each = self._at_once * per_epoch
+        first, last = steps.start // each, (steps.stop - 1) // each
+        rows = self._cut_block(first, batch_size)
+        if first < last:
+            blocks = [rows, *(self._cut_block(block, batch_size) for block in range(first + 1, last + 1))]
+            rows = np.concatenate(blocks)
+        return rows[steps.start - first * each : steps.stop - first * each]
+
+    def _cut_block(self, block: int, batch_size: int) -> np.ndarray:
+        """(steps, W) the rows of a block of epochs."""
+        latest, size, rows = self._cut
+        if latest != block or size != batch_size:
+            rows, n = self._orders(block), len(self.indices)
+            last = (self.steps_per_epoch(batch_size) - 1) * batch_size
+            width = min(batch_size, -(-n // _WIDTHS) * _WIDTHS)
+            if last + width > n:
+                orders, rows = rows, np.empty((len(rows), last + width), np.int64)
+                rows[:, :n], rows[:, n:] = orders, orders[:, last, np.newaxis]
+            rows = rows.reshape(-1, width)
+            object.__setattr__(self, "_cut", (block, batch_size, rows))
+        return rows
+
+    def sizes(self, steps: range, batch_size: int) -> list[int]:
+        """Examples in each of these mini-batches."""
+        per_epoch = self.steps_per_epoch(batch_size)
+        last = len(self) - (per_epoch - 1) * batch_size
+        return [last if step % per_epoch == per_epoch - 1 else batch_size for step in steps]
 
     def batch_indices(self, step: int, batch_size: int) -> np.ndarray:
         """(B,) indices of the step-th mini-batch, B <= batch_size. Raises ValueError without data."""
@@ -70,19 +120,8 @@ class LocalData:
 
     def batches(self, steps: range, batch_size: int) -> list[np.ndarray]:
         """The indices of consecutive mini-batches, as `batch_indices` gives them one by one."""
-        size = len(self.indices)
-        if not size:
-            raise ValueError(f"node {self.node} has no data")
-        per_epoch = -(-size // batch_size)
-        epoch, place = divmod(steps.start, per_epoch)
-        found, order = [], self.epoch(epoch)
-        for _ in steps:
-            if place == per_epoch:
-                epoch, place = epoch + 1, 0
-                order = self.epoch(epoch)
-            found.append(order[place * batch_size : (place + 1) * batch_size])
-            place += 1
-        return found
+        rows = self.rows(steps, batch_size)
+        return [row[:size] for row, size in zip(rows, self.sizes(steps, batch_size), strict=True)]
 
     def batch(self, step: int, batch_size: int) -> Batch:
         """The step-th mini-batch of the endless stream of reshuffled epochs."""

@@ -6,15 +6,17 @@ import itertools
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 from edgefl.errors import ConfigError, nearest
-from edgefl.learning.dense import DenseGroups, dense_layers
+from edgefl.learning.dense import DenseGroups
 from edgefl.learning.learner import Learner
 from edgefl.learning.model import Model
+from edgefl.learning.stacks import dense_layers
 from edgefl.learning.work import Evaluate, Gradient, LocalSGD, Work
 from edgefl.learning.workers import Workers, default_workers
 
+T = TypeVar("T")
 _WHOLE = (LocalSGD, Gradient, Evaluate)
 """Work on the whole model, which holds nothing from one item to the next."""
 
@@ -23,19 +25,33 @@ DEFAULT_GROUP = 32
 """Models of 5,000 to 160,000 parameters all ran within a sixth of their best at it (groups of 4 to 128)."""
 
 
+class Promise(Protocol):
+    """A result that may still be worked on."""
+
+    def result(self) -> object:
+        """The result, once it is there, or the Exception that the item raised."""
+        ...
+
+    def cancel(self) -> bool:
+        """Nobody wants it any more; whether that kept it from being worked on."""
+        ...
+
+
 class Executor(Protocol):
     """Carries out work items; which ones together follows from their keys, never from measured time.
 
     num_workers: threads beside the caller's that work goes on in; 0: it is done within the call.
+    group: items of one key that are worth beginning together, and gain nothing from waiting for more.
     """
 
     num_workers: int
+    group: int
 
     def run(self, works: Sequence[Work]) -> list[object]:
         """The result of each item, or the Exception that it raised, in the order given."""
         ...
 
-    def start(self, works: Sequence[Work]) -> list[Future[object]]:
+    def start(self, works: Sequence[Work]) -> Sequence[Promise]:
         """The same, carried on beside the caller where there are workers."""
         ...
 
@@ -52,6 +68,7 @@ class Inline:
     """One item after the other."""
 
     num_workers = 0
+    group = 1
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
@@ -59,7 +76,7 @@ class Inline:
     def run(self, works: Sequence[Work]) -> list[object]:
         return [_attempt(work, self.learner) for work in works]
 
-    def start(self, works: Sequence[Work]) -> list[Future[object]]:
+    def start(self, works: Sequence[Work]) -> Sequence[Promise]:
         return [_done(result) for result in self.run(works)]
 
     def group_key(self, work: Work) -> Hashable | None:
@@ -76,6 +93,8 @@ class Parallel:
     forward pass keeps for the backward pass lies.
     """
 
+    group = 1
+
     def __init__(self, learner: Learner, workers: int) -> None:
         self.learner, self.num_workers = learner, workers
         self._workers = Workers(learner, workers)
@@ -83,7 +102,7 @@ class Parallel:
     def run(self, works: Sequence[Work]) -> list[object]:
         return [future.result() for future in self.start(works)]
 
-    def start(self, works: Sequence[Work]) -> list[Future[object]]:
+    def start(self, works: Sequence[Work]) -> Sequence[Promise]:
         return [
             self._workers.submit(partial(_attempt, work))
             if type(work) in _WHOLE
@@ -96,6 +115,21 @@ class Parallel:
 
     def describe(self) -> dict[str, Any]:
         return {"executor": "parallel"}
+
+
+class Part:
+    """One item's result among those of its group, which is worked on as a whole."""
+
+    __slots__ = ("_place", "_results")
+
+    def __init__(self, results: Future[Sequence[object]], place: int) -> None:
+        self._results, self._place = results, place
+
+    def result(self) -> object:
+        return self._results.result()[self._place]
+
+    def cancel(self) -> bool:
+        return False
 
 
 class Batched:
@@ -123,16 +157,17 @@ class Batched:
     def run(self, works: Sequence[Work]) -> list[object]:
         return [future.result() for future in self.start(works)]
 
-    def start(self, works: Sequence[Work]) -> list[Future[object]]:
-        futures: list[Future[object]] = [Future() for _ in works]
-        chosen = self._groups(works)
-        for members in chosen:
-            group, promised = [works[i] for i in members], [futures[i] for i in members]
-            if self.num_workers and len(chosen) > 1 and len(members) > 1:
-                self._workers.submit(partial(self._fulfil, group, promised))
+    def start(self, works: Sequence[Work]) -> Sequence[Promise]:
+        promises: list[Promise | None] = [None] * len(works)
+        for members in self._groups(works):
+            group = [works[i] for i in members]
+            if self.num_workers and len(group) > 1:
+                results = self._workers.submit(partial(self._together, group))
             else:
-                self._fulfil(group, promised, self.learner)
-        return futures
+                results = _done(self._together(group, self.learner))
+            for place, i in enumerate(members):
+                promises[i] = Part(results, place)
+        return [promise for promise in promises if promise is not None]
 
     def _groups(self, works: Sequence[Work]) -> list[list[int]]:
         """Which items go together: of one key, in the order given, in groups of about equal size."""
@@ -146,16 +181,6 @@ class Batched:
             cuts = [len(members) * k // count for k in range(count + 1)]
             groups += [members[a:b] for a, b in itertools.pairwise(cuts)]
         return groups
-
-    def _fulfil(self, works: Sequence[Work], promised: Sequence[Future[object]], learner: Learner) -> None:
-        try:
-            results = self._together(works, learner)
-        except BaseException as error:  # whoever waits must hear of it, whatever ended this thread's work
-            for future in promised:
-                future.set_exception(error)
-            raise
-        for future, result in zip(promised, results, strict=True):
-            future.set_result(result)
 
     def _together(self, works: Sequence[Work], learner: Learner) -> Sequence[object]:
         if len(works) > 1:
@@ -214,8 +239,8 @@ def make_executor(
     return Inline(learner)
 
 
-def _done(result: object) -> Future[object]:
-    future: Future[object] = Future()
+def _done(result: T) -> Future[T]:
+    future: Future[T] = Future()
     future.set_result(result)
     return future
 

@@ -57,6 +57,13 @@ class Optimizer:
             return (None, None, 1)
         return (None,) if self.train.momentum else ()
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is parameters - rate gradient, and nothing else."""
+        train = self.train
+        bent = train.momentum or train.weight_decay or train.clip_norm is not None
+        return train.optimizer == "sgd" and not bent
+
     def init(self, layout: Layout) -> State | None:
         """The state before the first step; None where there is none."""
         return self.zeros((), layout) or None

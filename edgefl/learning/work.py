@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -85,7 +84,7 @@ class LocalSGD(Work):
     part: range | None = None
     model: Model | None = None
 
-    @cached_property
+    @property
     def steps(self) -> range:
         """The steps of the data's stream that this item covers."""
         n = self.workload.num_steps(len(self.data))

@@ -53,9 +53,9 @@ def test_without_data_there_is_no_batch():
 def test_a_node_keeps_one_order_only():
     data = share(range(400))
     kept = data.epoch(3)
-    assert data.epoch(3) is kept
+    assert np.shares_memory(data.epoch(3), kept)
     data.epoch(4)
-    assert data.epoch(3) is not kept and data.epoch(3).tolist() == kept.tolist()
+    assert not np.shares_memory(data.epoch(3), kept) and data.epoch(3).tolist() == kept.tolist()
 
 
 def test_small_nodes_draw_orders_in_blocks_that_do_not_depend_on_when_they_are_asked_for():
@@ -71,3 +71,15 @@ def test_consecutive_batches_are_those_given_one_by_one():
     one_by_one = [data.batch_indices(step, 4).tolist() for step in range(2, 12)]
     assert [rows.tolist() for rows in data.batches(range(2, 12), 4)] == one_by_one
     assert [len(rows) for rows in data.batches(range(3), 4)] == [4, 4, 3]
+
+
+@pytest.mark.parametrize("size", [1, 3, 11, 16, 300, 600])
+def test_rows_fill_short_batches_up_with_their_own_first_example(size):
+    data, steps = share(range(size)), range(7, 120)
+    rows, sizes = data.rows(steps, 8), data.sizes(steps, 8)
+    assert rows.shape == (len(steps), 8)
+    assert data.rows(range(1), 700).shape == (1, -(-size // 16) * 16)
+    for row, batch, length in zip(rows, data.batches(steps, 8), sizes, strict=True):
+        assert row[:length].tolist() == batch.tolist() and len(batch) == length
+        assert set(row[length:]) <= {row[0]}
+    assert rows[5].tolist() == data.rows(range(12, 13), 8)[0].tolist()

@@ -6,7 +6,7 @@ import pytest
 from small import small_plan
 from toy import Watcher
 
-from edgefl.learning.executors import Inline, Parallel
+from edgefl.learning.executors import Batched, Inline, Parallel
 from edgefl.nodes.plan import Crash, FaultPlan
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import take_checkpoint
@@ -64,3 +64,37 @@ def test_a_checkpoint_waits_for_what_has_been_begun():
     runtime = VirtualRuntime(plan, Watcher(), Parallel(plan.learner, 2), Keeper())
     runtime.run()
     assert seen and seen[0] > 0
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_group_begins_when_it_is_full(workers):
+    """Not when its first result is due: all of it is done by then, and the same for any number of threads."""
+    plan = small_plan("fedavg", 6, rounds=2)
+    waiting = []
+
+    class Noting(Batched):
+        def start(self, works):
+            waiting.append((len(works), runtime.clock()))
+            return super().start(works)
+
+        def run(self, works):
+            waiting.append((len(works), runtime.clock()))
+            return super().run(works)
+
+    watcher = Watcher()
+    runtime = VirtualRuntime(plan, watcher, Noting(plan.learner, 2, workers))
+    runtime.run()
+    ends = [end for _, name, _, end, _ in watcher.spans if name == "compute"]
+    assert [count for count, _ in waiting] == [2] * 6
+    assert waiting[0][1] < min(ends)
+
+
+def test_a_crash_takes_its_item_out_of_a_begun_group():
+    """The others get their results, whoever is gone, and the same ones with any number of threads."""
+    faults = FaultPlan((Crash(2, 0.02, 0.5),), detect_s=0.1)
+    runs = []
+    for workers in (1, 2):
+        plan, watcher = small_plan("fedavg", 4, rounds=3, faults=faults), Watcher()
+        VirtualRuntime(plan, watcher, Batched(plan.learner, 2, workers)).run()
+        runs.append([(node, t, step, v.values.numpy().tobytes()) for node, t, step, v in watcher.models])
+    assert runs[0] == runs[1] and len(runs[0]) >= 3

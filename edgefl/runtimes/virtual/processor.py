@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable
-from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ import numpy as np
 from edgefl.errors import ConfigError
 from edgefl.keyed import generator
 from edgefl.learning.cost import duration_s
-from edgefl.learning.executors import Executor
+from edgefl.learning.executors import Executor, Promise
 from edgefl.learning.learner import Learner
 from edgefl.learning.work import Call, Evaluate, Gradient, LocalSGD, Work
 from edgefl.nodes.handles import Task
@@ -62,16 +61,18 @@ class Item:
 
 
 class Workshop:
-    """Carries out the fleet's work. An item waits until its result is due in virtual time, and is then
-    carried out in one step with all items of its batch key that are under way at that moment. Which
-    items those are depends on virtual events only. Where the executor has workers, items without a batch
-    key begin at once, and the clock goes on until a result that is not there yet is due.
+    """Carries out the fleet's work.
+
+    An item waits until as many of its batch key are under way as the executor takes at once, or until its
+    result is due in virtual time; then all that wait with this key are carried out together. Which items
+    those are depends on virtual events only. Items without a batch key begin at once where the executor has
+    workers. With workers the clock goes on until a result that is not there yet is due.
     """
 
     def __init__(self, executor: Executor | None) -> None:
         self._executor = executor
         self._pending: dict[Hashable, dict[Item, None]] = {}
-        self._begun: dict[Item, Future[object]] = {}
+        self._begun: dict[Item, Promise] = {}
         """What workers are at."""
         self.batches = self.items = 0
 
@@ -81,7 +82,10 @@ class Workshop:
             return
         item.key = executor.group_key(item.work)
         if item.key is not None:
-            self._pending.setdefault(item.key, {})[item] = None
+            waiting = self._pending.setdefault(item.key, {})
+            waiting[item] = None
+            if len(waiting) >= executor.group:
+                self._carry_out_all(list(self._pending.pop(item.key)))
         elif executor.num_workers and type(item.work) in BEGIN_AT_ONCE:
             (self._begun[item],) = executor.start([item.work])
             self._count(1)
