@@ -155,7 +155,9 @@ class Batched:
         self._narrower: dict[Model, DenseGroups] = {}
 
     def run(self, works: Sequence[Work]) -> list[object]:
-        return [future.result() for future in self.start(works)]
+        if len(self._groups(works)) == 1:  # no other thread would be faster
+            return list(self._together(works, self.learner))
+        return [promise.result() for promise in self.start(works)]
 
     def start(self, works: Sequence[Work]) -> Sequence[Promise]:
         promises: list[Promise | None] = [None] * len(works)

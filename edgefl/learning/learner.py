@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 
 from edgefl.data import Batch, LocalData
 from edgefl.learning import tasks
+from edgefl.learning.cost import Cost
 from edgefl.learning.model import Model
 from edgefl.learning.optimizer import Optimizer
 from edgefl.learning.tapes import Tapes
@@ -110,6 +112,8 @@ class Learner:
         self.model, self.train = model, train
         self.optimizer = Optimizer(train, total_rounds)
         self.device = torch.device(device)
+        self.costs: dict[Hashable, Cost] = {}
+        """What work has been found to cost, by what that follows from: most items cost what others did."""
         self._scratch: dict[Model, Scratch] = {}
         self.tapes = Tapes(lambda stage: Scratch(stage, self.device))
 

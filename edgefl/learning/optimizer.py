@@ -81,6 +81,8 @@ class Optimizer:
         gradient: not clipped here, as Gradient has done that. Its buffers are what the pass took off the
         parameters' buffers, and are taken off in full, whatever the rate.
         """
+        if self.is_plain and not parameters.buffers:
+            return parameters.moved(gradient, -self.rate(round)), None
         values, gradients = parameters.values.clone(), gradient.values.clone()
         old = state if state is not None else self.zeros((), parameters.layout)
         new = tuple(t.clone() for t in old)

@@ -92,23 +92,14 @@ class LocalSGD(Work):
         return steps if self.part is None else steps[self.part.start : self.part.stop]
 
     def cost(self, learner: Learner) -> Cost:
-        model, steps = self.model or learner.model, self.steps
-        counts, num_examples = model.counts, _num_examples(len(self.data), self.workload.batch_size, steps)
-        size, state = counts.parameter_bytes, learner.state_bytes(model)
-        return Cost(
-            flops=num_examples * (counts.forward_flops + counts.backward_flops),
-            traffic_bytes=len(steps) * (6 * size + 2 * state) + num_examples * 3 * counts.saved_bytes,
-            num_steps=len(steps),
-            memory_bytes=2 * size + state + self.workload.batch_size * 2 * counts.saved_bytes,
-            model=model.label,
-            batch_size=self.workload.batch_size,
-            calls=Calls(
-                model,
-                "step",
-                _batches(len(self.data), self.workload.batch_size, steps),
-                state_bytes=state,
-            ),
-        )
+        model, batch_size = self.model or learner.model, self.workload.batch_size
+        batches = _batches(len(self.data), batch_size, self.steps)
+        key = "local SGD", model, batch_size, batches
+        known = learner.costs.get(key)
+        if known is None:
+            state = learner.state_bytes(model)
+            known = learner.costs[key] = local_cost(model, batch_size, batches, state)
+        return known
 
     def run(self, learner: Learner) -> Trained:
         parameters, loss, state = learner.local_sgd(
@@ -155,9 +146,13 @@ class Gradient(Work):
     workload: Workload
 
     def cost(self, learner: Learner) -> Cost:
-        batch_size = self.workload.batch_size
-        steps = range(self.step, self.step + 1)
-        return gradient_cost(learner.model, _num_examples(len(self.data), batch_size, steps), batch_size)
+        model, batch_size = learner.model, self.workload.batch_size
+        batches = _batches(len(self.data), batch_size, range(self.step, self.step + 1))
+        key = "gradient", model, batch_size, batches
+        known = learner.costs.get(key)
+        if known is None:
+            known = learner.costs[key] = gradient_cost(model, _num_examples(batches), batch_size)
+        return known
 
     def run(self, learner: Learner) -> GradientResult:
         scratch = learner.scratch(learner.model)
@@ -331,26 +326,19 @@ def _frozen(value: Any) -> Any:
 
 def _stream_key(kind: str, data: LocalData, workload: Workload, *more: Hashable) -> Hashable | None:
     """Equal for nodes whose mini-batches can be gathered at once; None for streams of another class."""
-    if type(data) is not LocalData or not data.dataset.x_train.is_floating_point():
+    if type(data) is not LocalData or not data.dataset.x_train.dtype.is_floating_point:
         return None
     return (kind, data.dataset, workload.batch_size, *more)
 
 
-def _num_examples(size: int, batch_size: int, steps: range) -> int:
-    """Examples in these steps of a stream of epochs of `size`, whose last batches are smaller."""
-    if not size:
-        return 0
-    per_epoch = -(-size // batch_size)
-
-    def before(step: int) -> int:
-        epochs, place = divmod(step, per_epoch)
-        return epochs * size + place * batch_size
-
-    return before(steps.stop) - before(steps.start)
+def _num_examples(batches: Batches) -> int:
+    return sum(size * count for size, count in batches)
 
 
 def _batches(size: int, batch_size: int, steps: range) -> Batches:
     """The sizes of the batches in these steps, full ones and last ones of epochs, and how many of each."""
+    if not size:
+        return ()
     per_epoch, last = -(-size // batch_size), size % batch_size
     num_small = 0 if not last else steps.stop // per_epoch - steps.start // per_epoch
     batches = ((batch_size, len(steps) - num_small), (last, num_small))
@@ -389,6 +377,21 @@ def _forward_cost(model: Model, num_examples: int, at_once: int | None = None) -
         num_steps=1,
         memory_bytes=counts.parameter_bytes + held * counts.saved_bytes,
         calls=Calls(model, "forward", tuple((n, k) for n, k in ((held, full), (last, 1)) if n and k)),
+    )
+
+
+def local_cost(model: Model, batch_size: int, batches: Batches, state_bytes: int) -> Cost:
+    """What local training costs over these batches; state_bytes: of the optimiser, as large as the model."""
+    counts, size = model.counts, model.counts.parameter_bytes
+    num_examples, num_steps = _num_examples(batches), sum(count for _, count in batches)
+    return Cost(
+        flops=num_examples * (counts.forward_flops + counts.backward_flops),
+        traffic_bytes=num_steps * (6 * size + 2 * state_bytes) + num_examples * 3 * counts.saved_bytes,
+        num_steps=num_steps,
+        memory_bytes=2 * size + state_bytes + batch_size * 2 * counts.saved_bytes,
+        model=model.label,
+        batch_size=batch_size,
+        calls=Calls(model, "step", batches, state_bytes=state_bytes),
     )
 
 

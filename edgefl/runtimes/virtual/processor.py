@@ -10,7 +10,7 @@ import numpy as np
 
 from edgefl.errors import ConfigError
 from edgefl.keyed import generator
-from edgefl.learning.cost import duration_s
+from edgefl.learning.cost import Cost, duration_s
 from edgefl.learning.executors import Executor, Promise
 from edgefl.learning.learner import Learner
 from edgefl.learning.work import Call, Evaluate, Gradient, LocalSGD, Work
@@ -85,7 +85,7 @@ class Workshop:
             waiting = self._pending.setdefault(item.key, {})
             waiting[item] = None
             if len(waiting) >= executor.group:
-                self._carry_out_all(list(self._pending.pop(item.key)))
+                self._carry_out_all(list(self._pending.pop(item.key)), executor.num_workers > 0)
         elif executor.num_workers and type(item.work) in BEGIN_AT_ONCE:
             (self._begun[item],) = executor.start([item.work])
             self._count(1)
@@ -100,7 +100,8 @@ class Workshop:
     def result(self, item: Item) -> object:
         """The item's result, or the exception that it raised."""
         if not item.carried_out and item not in self._begun:
-            self._carry_out_all([item] if item.key is None else list(self._pending.pop(item.key)))
+            batch = [item] if item.key is None else list(self._pending.pop(item.key))
+            self._carry_out_all(batch, beside=False)
         begun = self._begun.pop(item, None)
         if begun is not None:
             item.result, item.carried_out = begun.result(), True
@@ -116,10 +117,11 @@ class Workshop:
         self.batches += 1
         self.items += items
 
-    def _carry_out_all(self, batch: list[Item]) -> None:
+    def _carry_out_all(self, batch: list[Item], beside: bool) -> None:
+        """Carry a batch out, or begin it beside the clock."""
         self._count(len(batch))
         works = [item.work for item in batch]
-        if self._executor is not None and self._executor.num_workers:
+        if self._executor is not None and beside:
             self._begun.update(zip(batch, self._executor.start(works), strict=True))
             return
         for item, result in zip(batch, self._carry_out(works), strict=True):
@@ -187,6 +189,9 @@ class Processor:
         self._running: dict[Item, None] = {}
         self._by_task: dict[Task[Any], Item] = {}
         self._heat = None if spec.thermal is None else Heat(spec.thermal)
+        self._cost: Cost | None = None
+        self._seconds = 0.0
+        """How long work of the latest cost takes, but for jitter."""
         self.busy_s = 0.0
 
     def busy_until(self, now: float) -> float:
@@ -198,7 +203,9 @@ class Processor:
         item = Item(work, task, token, self, share)
         learner: Any = self._learner  # Call states its cost without one
         cost = work.cost(learner)
-        item.seconds = duration_s(cost, self._spec.profile) * self._spec.slowdown * self._jitter.next()
+        if cost is not self._cost:
+            self._cost, self._seconds = cost, duration_s(cost, self._spec.profile) * self._spec.slowdown
+        item.seconds = self._seconds * self._jitter.next()
         self._by_task[task] = item
         self._workshop.admit(item)
         if share is not None:
