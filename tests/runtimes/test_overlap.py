@@ -77,6 +77,10 @@ def test_a_group_begins_when_it_is_full(workers):
             waiting.append((len(works), runtime.clock()))
             return super().start(works)
 
+        def run(self, works):
+            waiting.append((len(works), runtime.clock()))
+            return super().run(works)
+
     watcher = Watcher()
     runtime = VirtualRuntime(plan, watcher, Noting(plan.learner, 2, workers))
     runtime.run()
