@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from edgefl.experiment.report.units import NONE, number, scaled, seconds
+from edgefl.experiment.report.units import NONE, error, number, scaled, seconds
 from edgefl.experiment.state import State
 
 if TYPE_CHECKING:
@@ -290,11 +290,24 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         ("devices busy, idle", f"{seconds(summary['busy_s'])}, {seconds(summary['idle_s'])}"),
         (f"energy ({summary.get('energy') or 'not known'})", scaled(summary.get("joules"), "J")),
         ("took here", seconds(summary["wall_s"])),
+        *_prediction(summary.get("predicted")),
     ]
     title = f"{summary['method']}, {summary['nodes']} nodes, {summary['runtime']}, seed {summary['seed']}"
     made = table((title, ""), rows)
     made.columns[0].style = "dim"
     return made
+
+
+def _prediction(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+    """What virtual time says of a run on the wall clock, beside what was measured."""
+    if found is None or "failed" in found:
+        return
+    for word, key, shown in (
+        ("a round: measured, predicted", "round_s", seconds),
+        ("sent in a round", "sent_bytes", lambda value: scaled(value, "B")),
+    ):
+        measured, foreseen = found[key]["measured"], found[key]["predicted"]
+        yield word, f"{shown(measured)}, {shown(foreseen)} ({error(measured, foreseen)})"
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], word: str) -> Table:

@@ -21,7 +21,7 @@ FLOORS = (
     ("patterns", "planning"),
     ("methods", "runtimes"),
     ("experiment",),
-    ("fleet", "engines", "doctor", "edgefl"),  # edgefl: the package's own front, __init__.py
+    ("fleet", "engines", "lab", "doctor", "edgefl"),  # edgefl: the package's own front, __init__.py
     ("console",),
     ("planview",),
     ("commands",),

@@ -45,13 +45,18 @@ class Line:
         return "aim" if found >= self.aim else "least" if found >= self.least else "missed"
 
 
-def arguments(description: str) -> argparse.Namespace:
+def parser(description: str) -> argparse.ArgumentParser:
     """The options of every benchmark."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--json", action="store_true", help="one JSON object per line, nothing else")
-    parser.add_argument("--repeats", type=int, default=5, help="turns of each case; medians are shown")
-    parser.add_argument("--only", default="", help="the cases whose names contain this")
-    return parser.parse_args()
+    made = argparse.ArgumentParser(description=description)
+    made.add_argument("--json", action="store_true", help="one JSON object per line, nothing else")
+    made.add_argument("--repeats", type=int, default=5, help="turns of each case; medians are shown")
+    made.add_argument("--only", default="", help="the cases whose names contain this")
+    return made
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """What the command line chose of them."""
+    return parser(description).parse_args()
 
 
 def interleaved(cases: dict[str, Callable[[], float]], repeats: int) -> dict[str, float]:

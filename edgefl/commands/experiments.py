@@ -30,6 +30,7 @@ from edgefl.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from edgefl.experiment.comparison import Comparison
+    from edgefl.experiment.hosts import Housing
 
 
 @command
@@ -41,6 +42,10 @@ def run(
     method: MethodName = None,
     runtime: Annotated[str, typer.Option(help="virtual (simulated time) or local (real gRPC).")] = "virtual",
     processes: Annotated[bool, typer.Option("--processes", help="local: a process per node.")] = False,
+    lab: Annotated[
+        bool,
+        typer.Option("--lab", help="local: a process per node, on the file's links, shaped for real (root)."),
+    ] = False,
     out: Out = None,
     seed: Annotated[int | None, typer.Option(help="A seed in place of the file's.")] = None,
     smoke: Smoke = False,
@@ -48,6 +53,9 @@ def run(
     executor: Annotated[
         str | None, typer.Option(help="How work is carried out, in place of the file's execution.executor.")
     ] = None,
+    predict: Annotated[
+        bool, typer.Option(help="local: put what virtual time predicts beside what is measured.")
+    ] = True,
     profile_run: Annotated[
         bool, typer.Option("--profile-run", help="virtual: say where the testbed's own time went.")
     ] = False,
@@ -72,8 +80,9 @@ def run(
         if profile_run and runtime != "virtual":
             raise ConfigError("--profile-run", True, "it goes with --runtime virtual")
         result = runner.run_experiment(
-            experiment, runtime=runtime, out=out, progress=view, processes=processes, profiled=profile_run
-        )
+            experiment, runtime=runtime, out=out, progress=view, processes=processes,
+            housing=_laboratory() if lab else None, profiled=profile_run, predict=predict,
+        )  # fmt: skip
     if as_json:
         emit(result.summary)
         return
@@ -84,6 +93,12 @@ def run(
         text = (result.folder / profile.FILE).read_text(encoding="utf-8")
         typer.echo(profile.in_words(json.loads(text)))
     typer.echo(f"report: {result.folder / 'report.html'}")
+
+
+def _laboratory() -> Housing:
+    from edgefl.lab.hosts import lab_hosts
+
+    return lab_hosts
 
 
 @command

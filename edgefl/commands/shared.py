@@ -50,7 +50,21 @@ Jobs = Annotated[int | None, typer.Option("--jobs", help="Runs at a time; defaul
 
 
 def command(function: F) -> F:
-    """Register a command whose errors become one line and an exit code."""
+    """Register a command of the program."""
+    return command_of(app)(function)
+
+
+def command_of(group: typer.Typer) -> Callable[[F], F]:
+    """Register a command in a group of commands; its errors become one line and an exit code."""
+
+    def register(function: F) -> F:
+        group.command()(_guarded(function))
+        return function
+
+    return register
+
+
+def _guarded(function: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(function)
     def guarded(*args: Any, **kwargs: Any) -> None:
@@ -70,8 +84,7 @@ def command(function: F) -> F:
         except Exception as error:
             _leave(FAILED, f"internal error: {type(error).__name__}: {error}; --debug shows where")
 
-    app.command()(guarded)
-    return function
+    return guarded
 
 
 def _leave(code: int, message: str) -> NoReturn:

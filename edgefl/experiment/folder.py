@@ -11,6 +11,8 @@ traffic.csv      sender, receiver, kind, messages, payload_bytes, encoded_bytes
 spans.csv        node, kind, start_s, end_s, detail
 events.csv       time_s, kind, node, detail
 partition.csv    node, class, count: training examples (class -1: data without classes)
+predicted.csv    node, then round_s, busy_s, sent_bytes and joules of a round, each with what virtual time
+                 predicts (predicted_round_s, ...); of runs on the wall clock
 model.safetensors  the final model: the server's, or the mean of the nodes'
 report.html, trace.json  made from the files above
 profile.json     where the wall time went, of a virtual run that was asked to say so
@@ -48,6 +50,10 @@ COLUMNS = {
     "spans": ("node", "kind", "start_s", "end_s", "detail"),
     "events": ("time_s", "kind", "node", "detail"),
     "partition": ("node", "class", "count"),
+    "predicted": (
+        "node", "round_s", "predicted_round_s", "busy_s", "predicted_busy_s",
+        "sent_bytes", "predicted_sent_bytes", "joules", "predicted_joules",
+    ),
 }  # fmt: skip
 
 

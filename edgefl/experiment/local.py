@@ -14,6 +14,7 @@ from edgefl.experiment import runner
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import load_experiment
 from edgefl.experiment.energy import sampled
+from edgefl.experiment.hosts import Hosts
 from edgefl.experiment.observer import RunObserver
 from edgefl.experiment.progress import Progress
 from edgefl.runtimes.grpc import local as grpc
@@ -44,23 +45,28 @@ def run_here(folder: Path, built: Built, observer: RunObserver) -> Outcome:
     )
 
 
-def run_processes(folder: Path, built: Built, observer: RunObserver) -> Outcome:
+def run_processes(folder: Path, built: Built, observer: RunObserver, hosts: Hosts | None = None) -> Outcome:
     """Node 0 in this process, and `edgefl node` for each other one, started from the folder's files.
 
-    Leaves fleet.toml and what each process wrote on its standard error, node-ID.log, in the folder.
+    hosts: where they live, when not on loopback. Leaves fleet.toml and what each process wrote on its
+    standard error, node-ID.log, in the folder.
     """
     n = len(built.plan.nodes)
-    fleet = FleetFile(
-        folder.name, Path("experiment.toml"), grpc.free_addresses(n), tuple((i,) for i in range(n))
-    )
+    addresses = grpc.free_addresses(n) if hosts is None else hosts.addresses
+    alone = tuple((i,) for i in range(n))
+    fleet = FleetFile(folder.name, Path("experiment.toml"), addresses, alone, lab=hosts is not None)
     file = folder / "fleet.toml"
     file.write_text(fleet.to_toml(), encoding="utf-8")
     with ExitStack() as stack:
         for i in range(1, n):
             log = stack.enter_context((folder / f"node-{i}.log").open("wb"))
             command = [sys.executable, "-m", "edgefl.cli", "node", "--fleet", str(file), "--id", str(i)]
+            if hosts is not None:
+                command = hosts.command(i, command)
             process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
             stack.callback(_end, process)
+        if hosts is not None:
+            stack.enter_context(hosts.entered())
         return _run_place(fleet.place(0), built, observer, Limits())
 
 

@@ -71,6 +71,8 @@ class RunObserver:
         self._steps: dict[int, int] = dict.fromkeys(self._models, 0)
         self._parts: dict[str, Vector] = {}
         self._seen: dict[int, tuple[Vector, Evaluation]] = {}
+        self.paces: dict[int, tuple[float, int]] = {}
+        """When each node published last, and which step."""
         self._num_marked, self._marked = 0, dict[int, int]()
         self._fresh = True
         self._busy_s: defaultdict[int, float] = defaultdict(float)
@@ -104,6 +106,7 @@ class RunObserver:
             return False
         self._fresh = True
         self._models[node], self._steps[node] = parameters, step
+        self.paces[node] = time_s, step
         self._report(time_s, step)
         every = self._every_rounds
         if every is None or step % every or step <= self._marked.get(node, 0):
@@ -238,8 +241,9 @@ class RunObserver:
     def final(self, outcome: Outcome) -> None:
         """Evaluate the end of the run, with what other processes' nodes published last."""
         ends = _publishers(self._built.plan)
-        for node, (_, step, parameters) in sorted(outcome.last_models.items()):
+        for node, (time_s, step, parameters) in sorted(outcome.last_models.items()):
             if node in ends:
+                self.paces[node] = time_s, step
                 self._models[node], self._steps[node], self._fresh = parameters, step, True
                 self._parts[f"of node {node}"] = parameters
         self._models = dict(sorted(self._models.items()))

@@ -86,10 +86,8 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
     """Go through the first rounds of an experiment. Raises ConfigError as `build` does, RunError for a run
     that ends before its first round does."""
     built = build(experiment)
-    limit = min(rounds, built.plan.rounds or rounds)
-    plan = replace(built.plan, rounds=limit, time_s=built.plan.time_s or MOST_EVENTS_S)
-    watcher = _Watcher()
-    outcome = VirtualRuntime(plan, watcher, Unlearned(built.learner)).run()
+    plan = built.plan
+    outcome, watcher = go_through(built, rounds)
     if not watcher.published_at:
         raise RunError(f"no round ended in {outcome.time_s:g} s: {outcome.reason}")
     paces = [time_s / step for time_s, step in watcher.published_at.values()]
@@ -110,7 +108,16 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
     )
 
 
-def _node(built: Built, watcher: _Watcher, outcome: Outcome, i: int) -> NodePreview:
+def go_through(built: Built, rounds: int) -> tuple[Outcome, Watcher]:
+    """Go through the first rounds of a run in virtual time, without training."""
+    limit = min(rounds, built.plan.rounds or rounds)
+    plan = replace(built.plan, rounds=limit, time_s=built.plan.time_s or MOST_EVENTS_S)
+    watcher = Watcher()
+    outcome = VirtualRuntime(plan, watcher, Unlearned(built.learner)).run()
+    return outcome, watcher
+
+
+def _node(built: Built, watcher: Watcher, outcome: Outcome, i: int) -> NodePreview:
     spec, time_s = built.plan.nodes[i], outcome.time_s
     num_examples = 0 if spec.data is None else len(spec.data)
     share = built.assignment.shares.get(i)
@@ -141,13 +148,14 @@ def _memory_bytes(built: Built, i: int) -> int:
     return 0 if share is None else built.fleet.cost(i, share.workload).memory_bytes
 
 
-class _Watcher:
+class Watcher:
     """An Observer that keeps times and evaluates nothing."""
 
     every_s: float | None = None
 
     def __init__(self) -> None:
         self.published_at: dict[int, tuple[float, int]] = {}
+        """When each node published last, and which step."""
         self.sending_s: defaultdict[int, float] = defaultdict(float)
         self.spans: list[tuple[int, str, float, float]] = []
 

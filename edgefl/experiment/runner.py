@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,8 +19,10 @@ from edgefl.experiment.build import Built, build
 from edgefl.experiment.checkpoints import run_virtual
 from edgefl.experiment.config import Experiment, load_experiment
 from edgefl.experiment.folder import RunFolder
+from edgefl.experiment.hosts import Hosts, Housing
 from edgefl.experiment.observer import RunObserver
 from edgefl.experiment.origin import commit, machine, versions
+from edgefl.experiment.prediction import beside
 from edgefl.experiment.progress import Progress, Reporter
 from edgefl.experiment.summary import summarise, write_results
 from edgefl.runtimes.outcome import INTERRUPTED, Outcome
@@ -53,30 +55,40 @@ def run_experiment(
     out: Path | None = None,
     progress: Progress | None = None,
     processes: bool = False,
+    housing: Housing | None = None,
     keep_events: bool = True,
     profiled: bool = False,
+    predict: bool = True,
 ) -> RunResult:
     """Run an experiment and write its folder, runs/DATE-NAME-METHOD-SEED unless `out` names one.
 
-    processes: with the local runtime, a process for each node. keep_events: whether spans and events
+    processes: with the local runtime, a process for each node. housing: makes the network on which these
+    processes live, in place of loopback. keep_events: whether spans and events
     are kept, which the timeline needs. profiled: leave a profile of the testbed's own time (virtual only).
+    predict: put what virtual time predicts beside what a run on the wall clock came to.
     Raises ConfigError before anything is written; RunError when the run fails, after its folder says so.
     """
     if runtime not in RUNTIMES:
         raise ConfigError("--runtime", runtime, nearest(runtime, RUNTIMES))
     if processes and runtime != "local":
         raise ConfigError("--processes", True, "it goes with --runtime local")
+    if housing is not None and runtime != "local":
+        raise ConfigError("--lab", True, "it goes with --runtime local")
     built = build(experiment)
     if runtime != "virtual":
         _refuse_endless(built)
     record = _new_record(built, runtime)
     text = built.experiment.to_toml()
-    if out is not None:
-        folder = RunFolder.create(Path(out), text, record)
-    else:
-        folder = RunFolder.create_in(RUNS, _folder_name(built.experiment), text, record)
-    execute = _execute(folder, built, runtime, processes, profiled)
-    return _run_in(folder, built, record, progress, keep_events, execute)
+    with ExitStack() as stack:
+        hosts = None if housing is None else stack.enter_context(housing(built.plan.network))
+        if hosts is not None:
+            record["network"]["lab"] = dict(hosts.about)
+        if out is not None:
+            folder = RunFolder.create(Path(out), text, record)
+        else:
+            folder = RunFolder.create_in(RUNS, _folder_name(built.experiment), text, record)
+        execute = _execute(folder, built, runtime, processes, profiled, hosts)
+        return _run_in(folder, built, record, progress, keep_events, execute, predict=predict)
 
 
 def lead(
@@ -146,6 +158,7 @@ def _run_in(
     keep_events: bool,
     execute: Execute,
     hosted: tuple[int, ...] = (0,),
+    predict: bool = True,
 ) -> RunResult:
     """Run, and leave the folder with the run's status, whatever comes."""
     is_virtual = record["runtime"] == "virtual"
@@ -161,6 +174,9 @@ def _run_in(
             _check_prefix(folder, observer)
         summary = summarise(built, observer, outcome, record["runtime"], folder.path, report.wall_s)
         write_results(folder, built, observer, outcome)
+        if predict and not is_virtual:
+            summary["predicted"], rows = beside(built, outcome, observer.paces, observer.measured_j)
+            folder.write_table("predicted", rows)
         if outcome.reason == INTERRUPTED:
             status = summary["status"] = INTERRUPTED
         _end(folder, record, status, outcome.reason, summary)
@@ -200,14 +216,22 @@ def _begin(built: Built, progress: Progress | None) -> Reporter:
     return Reporter(progress, target)
 
 
-def _execute(folder: RunFolder, built: Built, runtime: str, processes: bool, profiled: bool) -> Execute:
+def _execute(
+    folder: RunFolder,
+    built: Built,
+    runtime: str,
+    processes: bool,
+    profiled: bool,
+    hosts: Hosts | None = None,
+) -> Execute:
     """What hands the plan to a runtime."""
     if runtime == "virtual":
         return lambda observer: run_virtual(folder, built, observer, profiled=profiled)
     from edgefl.experiment import local  # gRPC is loaded where it is used
 
-    run = local.run_processes if processes else local.run_here
-    return lambda observer: run(folder.path, built, observer)
+    if processes or hosts is not None:
+        return lambda observer: local.run_processes(folder.path, built, observer, hosts)
+    return lambda observer: local.run_here(folder.path, built, observer)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from edgefl.experiment.report.fleet import fleet, partition
 from edgefl.experiment.report.html import Markup, cards, element, folded, join, page, paragraph, table
 from edgefl.experiment.report.intervals import uses
 from edgefl.experiment.report.links import access_by_node, link_uses
+from edgefl.experiment.report.predicted import predicted
 from edgefl.experiment.report.read import RunFiles, as_float
 from edgefl.experiment.report.slow import why_slow
 from edgefl.experiment.report.timeline import timeline
@@ -46,6 +47,7 @@ def run_page(run: RunFiles) -> str:
     sections = [
         ("learning", "Learning curves", curves(run)),
         ("nodes", "Node by node", node_spread(run)),
+        ("predicted", "Predicted beside measured", predicted(run)),
         ("slow", "Why was it slow?", why_slow(run, used, link_uses(run, access))),
         ("timeline", "Timeline", timeline(run)),
         ("fleet", "Fleet", fleet(run, used, access)),

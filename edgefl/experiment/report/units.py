@@ -111,3 +111,12 @@ def prefix_scale(largest: float, unit: str) -> Scale:
         if largest >= factor:
             return Scale(factor, prefix + unit)
     return Scale(1.0, unit)
+
+
+def error(measured: float | None, foreseen: float | None) -> str:
+    """How far the prediction is off, in per cent of what was measured.
+
+    >>> error(2.0, 2.1), error(0.0, 1.0)
+    ('+5.0 %', '—')
+    """
+    return f"{100 * (foreseen / measured - 1):+.1f} %" if measured and foreseen is not None else NONE

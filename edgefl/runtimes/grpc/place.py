@@ -14,13 +14,15 @@ class Place:
     """One process among those of a run: its index, everybody's address, and who hosts which nodes.
 
     addresses: "host:port" by process. nodes_of: node ids by process; together 0..n-1, each once. The
-    process with index 0 hosts node 0, leads, and keeps the run folder.
+    process with index 0 hosts node 0, leads, and keeps the run folder. lab: all processes are on one machine,
+    whatever their addresses, on links that are shaped for real.
     """
 
     run_id: str
     index: int
     addresses: tuple[str, ...]
     nodes_of: tuple[tuple[int, ...], ...]
+    lab: bool = False
 
     @property
     def hosted(self) -> tuple[int, ...]:
@@ -36,7 +38,7 @@ class Place:
         hosts = [address.rpartition(":")[0] for address in self.addresses]
         own = hosts[self.index]
         loopback = own in ("localhost", "[::1]") or own.startswith("127.")
-        return len(self.hosted) == 1 and hosts.count(own) == 1 and not loopback
+        return len(self.hosted) == 1 and hosts.count(own) == 1 and not loopback and not self.lab
 
     def process_of(self, node: int) -> int:
         """The process that hosts a node."""
@@ -45,22 +47,27 @@ class Place:
 
 @dataclass(frozen=True)
 class FleetFile:
-    """A fleet file: `run_id`, `experiment` (a path beside it), [[process]] tables with address and nodes."""
+    """A fleet file: `run_id`, `experiment` (a path beside it), [[process]] tables with address and nodes.
+
+    lab: as in `Place`; where not given, the processes are on machines of their own.
+    """
 
     run_id: str
     experiment: Path
     addresses: tuple[str, ...]
     nodes_of: tuple[tuple[int, ...], ...]
+    lab: bool = False
 
     def place(self, node: int) -> Place:
         """The place of the process that hosts `node`. Raises ConfigError where none does."""
         for index, nodes in enumerate(self.nodes_of):
             if node in nodes:
-                return Place(self.run_id, index, self.addresses, self.nodes_of)
+                return Place(self.run_id, index, self.addresses, self.nodes_of, self.lab)
         raise ConfigError("--id", node, f"the fleet file has nodes 0 to {sum(map(len, self.nodes_of)) - 1}")
 
     def to_toml(self) -> str:
         lines = [f'run_id = "{self.run_id}"', f'experiment = "{self.experiment}"']
+        lines += ["lab = true"] if self.lab else []
         for address, nodes in zip(self.addresses, self.nodes_of, strict=True):
             lines += ["", "[[process]]", f'address = "{address}"', f"nodes = {list(nodes)}"]
         return "\n".join(lines) + "\n"
@@ -74,9 +81,11 @@ def read_fleet(path: Path) -> FleetFile:
         raise ConfigError("--fleet", str(path), "no such file") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("--fleet", str(path), f"it is not TOML: {error}") from None
-    unknown = sorted(table.keys() - {"run_id", "experiment", "process"})
+    unknown = sorted(table.keys() - {"run_id", "experiment", "lab", "process"})
     if unknown:
-        raise ConfigError(f"fleet.{unknown[0]}", table[unknown[0]], "known keys: experiment, process, run_id")
+        raise ConfigError(
+            f"fleet.{unknown[0]}", table[unknown[0]], "known keys: experiment, lab, process, run_id"
+        )
     run_id, experiment, processes = table.get("run_id"), table.get("experiment"), table.get("process")
     if not isinstance(run_id, str) or not run_id:
         raise ConfigError("fleet.run_id", run_id, "a text that names this run is needed")
@@ -84,6 +93,9 @@ def read_fleet(path: Path) -> FleetFile:
         raise ConfigError("fleet.experiment", experiment, "the path of an experiment file is needed")
     if not isinstance(processes, list) or not processes:
         raise ConfigError("fleet.process", processes, "one [[process]] table per process is needed")
+    lab = table.get("lab", False)
+    if not isinstance(lab, bool):
+        raise ConfigError("fleet.lab", lab, "true or false")
     addresses, nodes_of = zip(*(_process(p, i) for i, p in enumerate(processes)), strict=True)
     ids = sorted(i for nodes in nodes_of for i in nodes)
     if ids != list(range(len(ids))):
@@ -92,7 +104,7 @@ def read_fleet(path: Path) -> FleetFile:
         )
     if 0 not in nodes_of[0]:
         raise ConfigError("fleet.process.nodes", list(nodes_of[0]), "the first process hosts node 0")
-    return FleetFile(run_id, path.parent / experiment, addresses, nodes_of)
+    return FleetFile(run_id, path.parent / experiment, addresses, nodes_of, lab)
 
 
 def _process(table: object, index: int) -> tuple[str, tuple[int, ...]]:

@@ -66,7 +66,8 @@ class LeadLost(RunError):
 class GrpcRuntime(Interpreter):
     """Runs the nodes that one process hosts.
 
-    emulate: computing is slowed to each node's device profile, and sending is paced at its planned uplink.
+    emulate: computing is slowed to each node's device profile, and, but in a lab, sending is paced at its
+    planned uplink.
     pool: the worker thread that trains; shared by runtimes of one Python process. listen: where the process
     serves, when not at its address. life: of its nodes; keeps: whether the others keep what they have sent
     here until it is covered.
@@ -105,6 +106,7 @@ class GrpcRuntime(Interpreter):
         self._elapsed_s = 0.0
         self._leaving = False
         access = plan.network.access[place.hosted[0]]
+        paced = emulate and not place.lab
         self._transport = Transport(
             index=place.index,
             addresses=place.addresses,
@@ -117,8 +119,8 @@ class GrpcRuntime(Interpreter):
             on_back=self._heard_back,
             on_control=self._control,
             limits=self._limits,
-            uplink_bytes_per_s=access.up_bytes_per_s if emulate else None,
-            latency_s=access.latency_s if emulate else 0.0,
+            uplink_bytes_per_s=access.up_bytes_per_s if paced else None,
+            latency_s=access.latency_s if paced else 0.0,
             life=life,
             keeps=keeps,
             listen=listen,

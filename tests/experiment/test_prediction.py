@@ -1,0 +1,107 @@
+"""What virtual time predicts stands beside what a run on the wall clock came to."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from edgefl.console import run_table
+from edgefl.experiment.build import Built, build
+from edgefl.experiment.config import load_experiment
+from edgefl.experiment.observer import RunObserver
+from edgefl.experiment.prediction import beside
+from edgefl.experiment.preview import go_through
+from edgefl.experiment.report import write_report
+from edgefl.experiment.runner import run_experiment
+from edgefl.runtimes.virtual import VirtualRuntime
+
+FILE = """
+seed = 2
+[method]
+name = "METHOD"
+[fleet]
+devices = { laptop = 2, raspberry-pi-4b = 1 }
+[network]
+link = { up = "1 MB/s", down = "2 MB/s", latency = "10 ms" }
+[data]
+name = "synthetic"
+num_owners = 3
+examples_per_owner = 40
+[model]
+name = "linear"
+[train]
+local_steps = 2
+[stop]
+rounds = 6
+"""
+
+
+def built_of(folder: Path, method: str) -> Built:
+    file = folder / f"{method}.toml"
+    file.write_text(FILE.replace("METHOD", method))
+    return build(load_experiment(file))
+
+
+@pytest.mark.parametrize("method", ["fedavg", "d-psgd"])
+def test_a_run_in_virtual_time_is_predicted_to_the_bit(tmp_path: Path, method: str) -> None:
+    built = built_of(tmp_path, method)
+    observer = RunObserver(built)
+    outcome = VirtualRuntime(built.plan, observer, built.executor).run()
+    summary, rows = beside(built, outcome, observer.paces, {})
+    assert summary is not None
+    assert summary["rounds"] == 6
+    for key in ("round_s", "sent_bytes", "busy_s"):
+        assert summary[key]["error"] == pytest.approx(0.0, abs=1e-12)
+        assert summary[key]["measured"] > 0
+    assert [row[0] for row in rows] == list(range(len(built.plan.nodes)))
+    for row in rows:
+        assert (
+            row[1::2] == pytest.approx(row[2::2], nan_ok=True)
+            if None not in row
+            else row[1] is row[2] is None
+        )
+
+
+def test_figures_are_per_round_wherever_the_run_stopped(tmp_path: Path) -> None:
+    built = built_of(tmp_path, "fedavg")
+    outcome, watcher = go_through(built, 3)
+    summary, _ = beside(built, outcome, watcher.published_at, {})
+    assert summary is not None
+    assert summary["rounds"] == 3
+    assert abs(summary["sent_bytes"]["error"]) < 1e-12
+
+
+def test_a_run_in_which_no_round_ended_has_none(tmp_path: Path) -> None:
+    built = built_of(tmp_path, "fedavg")
+    outcome, _ = go_through(built, 3)
+    assert beside(built, outcome, {}, {}) == (None, [])
+
+
+def test_a_local_run_shows_both(tmp_path: Path) -> None:
+    built = built_of(tmp_path, "fedavg")
+    result = run_experiment(built.experiment, runtime="local", out=tmp_path / "run")
+    found = result.summary["predicted"]
+    # Bytes are equal to the byte; on loopback, unslowed, a round is shorter than on lines of 10 ms.
+    assert found["sent_bytes"]["error"] == 0
+    assert found["round_s"]["predicted"] > 4 * 0.01
+    recorded = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["predicted"]
+    assert recorded == found
+    with (tmp_path / "run" / "predicted.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["sent_bytes"] for row in rows] == [row["predicted_sent_bytes"] for row in rows]
+    page = write_report(tmp_path / "run").read_text()
+    assert "Predicted beside measured" in page
+    assert "not slowed to the file&#x27;s devices, over loopback" in page
+    words = [str(cell) for cell in run_table(result.summary).columns[0].cells]
+    assert "sent in a round" in words
+
+
+def test_without_the_prediction(tmp_path: Path) -> None:
+    built = built_of(tmp_path, "fedavg")
+    result = run_experiment(built.experiment, runtime="local", out=tmp_path / "run", predict=False)
+    assert "predicted" not in result.summary
+    assert not (tmp_path / "run" / "predicted.csv").exists()
+    assert "Predicted beside measured" not in write_report(tmp_path / "run").read_text()
