@@ -12,12 +12,12 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from edgefl.commands import experiments, laboratory, machines
+from edgefl.commands import experiments, laboratory, machines, probing
 from edgefl.commands.shared import EXIT_CODES, REFUSED, app
 
 __all__ = ["EXIT_CODES", "app", "main"]
 
-COMMANDS = (experiments, laboratory, machines)
+COMMANDS = (experiments, laboratory, machines, probing)
 """Modules that register their commands when they are imported."""
 
 

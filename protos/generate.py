@@ -10,6 +10,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+import grpc_tools
 from grpc_tools import protoc
 
 PROTOS = Path(__file__).resolve().parent
@@ -20,7 +21,8 @@ def generate(output: Path) -> list[Path]:
     """Write the modules of every .proto file into `output`; returns their paths, by name."""
     sources = sorted(str(p.relative_to(PROTOS)) for p in PROTOS.glob("edgefl/v1/*.proto"))
     with tempfile.TemporaryDirectory() as folder:
-        flags = [f"-I{PROTOS}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
+        google = Path(grpc_tools.__file__).parent / "_proto"
+        flags = [f"-I{PROTOS}", f"-I{google}", f"--python_out={folder}", f"--grpc_python_out={folder}"]
         if protoc.main(["protoc", *flags, *sources]) != 0:
             raise SystemExit("protoc refused the files, see above")
         written = []

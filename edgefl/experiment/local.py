@@ -141,6 +141,7 @@ def _run_place(
         limits=limits,
         state=state,
         listen=listen,
+        probes=built.experiment.network.probe,
     )
 
 

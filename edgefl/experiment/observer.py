@@ -18,6 +18,7 @@ from edgefl.experiment.energy import node_joules, total
 from edgefl.experiment.tables import RISING
 from edgefl.keyed import generator
 from edgefl.learning.work import Evaluate, Evaluation
+from edgefl.network import MeasuredLink
 from edgefl.nodes.plan import RunPlan
 from edgefl.nodes.traffic import Traffic
 from edgefl.parameters import Vector, WeightedMean
@@ -73,6 +74,8 @@ class RunObserver:
         self._seen: dict[int, tuple[Vector, Evaluation]] = {}
         self.paces: dict[int, tuple[float, int]] = {}
         """When each node published last, and which step."""
+        self.links: dict[int, dict[str, Any]] = {}
+        """The way to the lead as a node's process measured it when it joined."""
         self._num_marked, self._marked = 0, dict[int, int]()
         self._fresh = True
         self._busy_s: defaultdict[int, float] = defaultdict(float)
@@ -135,6 +138,10 @@ class RunObserver:
             self.spans.append((node, kind, start_s, end_s, detail))
         else:
             self.num_spans_left_out += 1
+
+    def measured(self, nodes: Sequence[int], link: MeasuredLink) -> None:
+        """The process of these nodes has measured its way to the lead."""
+        self.links |= {node: link.as_dict() for node in nodes}
 
     def event(self, time_s: float, kind: str, node: int, detail: str) -> None:
         if self._keep_events:
@@ -302,7 +309,11 @@ class RunObserver:
         """This process's records, as JSON can hold them."""
         names = ("evaluations", "costs", "metrics", "spans", "events", "num_spans_left_out")
         measured = {str(node): joules for node, joules in self.measured_j.items()}
-        return {name: getattr(self, name) for name in names} | {"measured_j": measured}
+        rows = {name: getattr(self, name) for name in names}
+        return rows | {
+            "measured_j": measured,
+            "links": {str(node): link for node, link in self.links.items()},
+        }
 
     @property
     def measured_j(self) -> dict[int, float]:
@@ -329,6 +340,7 @@ class RunObserver:
             mine.sort(key=lambda row: row[0])
         self.spans += [tuple(row) for row in records["spans"]]
         self.num_spans_left_out += records["num_spans_left_out"]
+        self.links |= {int(node): link for node, link in records.get("links", {}).items()}
         self._measured_j |= {int(node): float(j) for node, j in records.get("measured_j", {}).items()}
         self.time_to_target_s = self._first_reached()
 

@@ -177,6 +177,8 @@ def _run_in(
         if predict and not is_virtual:
             summary["predicted"], rows = beside(built, outcome, observer.paces, observer.measured_j)
             folder.write_table("predicted", rows)
+        if observer.links:
+            record["links"] = dict(sorted(observer.links.items()))
         if outcome.reason == INTERRUPTED:
             status = summary["status"] = INTERRUPTED
         _end(folder, record, status, outcome.reason, summary)

@@ -192,6 +192,9 @@ class Network(Table):
     """Most that one flow between any two nodes gets, bytes per second or text such as "2 Mbit/s"."""
     caps: tuple[Cap, ...] = ()
     """Limits of pairs, in its place."""
+    probe: bool = True
+    """Over several machines or in the lab: each process measures its way to the lead when it joins, in about
+    a second."""
 
     @field_validator("stragglers")
     @classmethod

@@ -14,11 +14,15 @@ import torch
 from google.protobuf.message import DecodeError
 
 from edgefl.errors import ProtocolError
-from edgefl.messages.v1 import envelope_pb2, exchange_pb2
+from edgefl.messages.v1 import envelope_pb2, exchange_pb2, probe_pb2
 
 PROTOCOL_VERSION = 1
 EXCHANGE_SERVICE: str = exchange_pb2.DESCRIPTOR.services_by_name["ExchangeService"].full_name
 """Full name of the service; importing this module also makes it known to gRPC's reflection."""
+PROBE_SERVICE: str = probe_pb2.DESCRIPTOR.services_by_name["ProbeService"].full_name
+EchoRequest, EchoResponse = probe_pb2.EchoRequest, probe_pb2.EchoResponse
+UploadRequest, UploadResponse = probe_pb2.UploadRequest, probe_pb2.UploadResponse
+DownloadRequest, DownloadResponse = probe_pb2.DownloadRequest, probe_pb2.DownloadResponse
 
 _CODES = {
     torch.float32: envelope_pb2.DTYPE_FLOAT32,

@@ -4,6 +4,7 @@ from edgefl.network.graphs import TopologyConfig, make_topology
 from edgefl.network.link import Access
 from edgefl.network.links import link, links, parse_link, parse_rate, parse_time
 from edgefl.network.maxmin import max_min
+from edgefl.network.measured import MeasuredLink
 from edgefl.network.mixing import MixingMatrix, make_mixing, metropolis, uniform
 from edgefl.network.plan import LinkModel, NetworkPlan
 from edgefl.network.topology import Topology
@@ -12,6 +13,7 @@ from edgefl.network.traces import Trace, drawn_trace, read_trace
 __all__ = [
     "Access",
     "LinkModel",
+    "MeasuredLink",
     "MixingMatrix",
     "NetworkPlan",
     "Topology",

@@ -1,4 +1,4 @@
-"""The gRPC server and channels of a process: their options, health checking and reflection."""
+"""The gRPC server and channels of a process: their options, probes, health checking and reflection."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from edgefl.messages.codec import MAX_HEADER_BYTES
-from edgefl.messages.wire import EXCHANGE_SERVICE
+from edgefl.messages.wire import EXCHANGE_SERVICE, PROBE_SERVICE
+from edgefl.runtimes.grpc.answers import Answers
 from edgefl.runtimes.grpc.limits import Limits
 
 FIRST_RETRY_S, LONGEST_RETRY_S = 0.05, 2.0
@@ -18,12 +19,13 @@ _FRAME_SLACK_BYTES = MAX_HEADER_BYTES + 64 * 1024
 
 
 class Endpoint:
-    """A server of the exchange service, with health checking and reflection.
+    """A server of the exchange service, with probes of the way to it, health checking and reflection.
 
-    exchange(request_iterator, context): carries one stream; frames are bytes on both sides.
+    exchange(request_iterator, context): carries one stream; frames are bytes on both sides. Without it, the
+    server answers probes alone.
     """
 
-    def __init__(self, exchange: Callable[[object, Any], Awaitable[None]], limits: Limits) -> None:
+    def __init__(self, exchange: Callable[[object, Any], Awaitable[None]] | None, limits: Limits) -> None:
         options = [
             *_options(limits),
             # Two processes on one port would each get some of the connections.
@@ -33,12 +35,13 @@ class Endpoint:
         ]
         self._server = grpc.aio.server(options=options)
         self._health = health.aio.HealthServicer()
-        handler = grpc.stream_stream_rpc_method_handler(exchange)
-        self._server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(EXCHANGE_SERVICE, {"Exchange": handler}),)
-        )
+        handlers = [Answers().handler()]
+        if exchange is not None:
+            stream = {"Exchange": grpc.stream_stream_rpc_method_handler(exchange)}
+            handlers.append(grpc.method_handlers_generic_handler(EXCHANGE_SERVICE, stream))
+        self._server.add_generic_rpc_handlers(tuple(handlers))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        names = (EXCHANGE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        names = (EXCHANGE_SERVICE, PROBE_SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME)
         reflection.enable_server_reflection(names, self._server)
 
     async def start(self, address: str) -> None:

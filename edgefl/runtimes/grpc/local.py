@@ -64,11 +64,12 @@ def run_place(
     limits: Limits | None = None,
     state: StateFolder | None = None,
     listen: str | None = None,
+    probes: bool = False,
 ) -> Outcome:
     """Run the nodes of one place; at the lead the outcome is the whole run's.
 
     state: where the place's one node keeps what it needs to go on after a crash. listen: where this process
-    serves, when not at its address.
+    serves, when not at its address. probes: a process that joins measures its way to the lead.
     """
 
     async def run_one() -> Outcome:
@@ -76,8 +77,9 @@ def run_place(
         if state is not None:
             start = partial(ReturningRuntime, state=state)
         runtime = start(
-            plan, observer, executor, place, digest=digest, emulate=emulate, limits=limits, listen=listen
-        )
+            plan, observer, executor, place, digest=digest, emulate=emulate, limits=limits, listen=listen,
+            probes=probes,
+        )  # fmt: skip
         with _interruptible([runtime.leave]):
             return await runtime.run()
 

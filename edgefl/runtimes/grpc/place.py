@@ -33,16 +33,24 @@ class Place:
         return sum(map(len, self.nodes_of))
 
     @property
+    def on_loopback(self) -> bool:
+        """Whether no byte between the processes leaves this machine's loopback."""
+        return all(_is_loopback(address.rpartition(":")[0]) for address in self.addresses)
+
+    @property
     def alone_on_its_machine(self) -> bool:
         """Whether this process hosts one node, and no other process has its host."""
         hosts = [address.rpartition(":")[0] for address in self.addresses]
         own = hosts[self.index]
-        loopback = own in ("localhost", "[::1]") or own.startswith("127.")
-        return len(self.hosted) == 1 and hosts.count(own) == 1 and not loopback and not self.lab
+        return len(self.hosted) == 1 and hosts.count(own) == 1 and not _is_loopback(own) and not self.lab
 
     def process_of(self, node: int) -> int:
         """The process that hosts a node."""
         return next(p for p, nodes in enumerate(self.nodes_of) if node in nodes)
+
+
+def _is_loopback(host: str) -> bool:
+    return host in ("localhost", "[::1]") or host.startswith("127.")
 
 
 @dataclass(frozen=True)

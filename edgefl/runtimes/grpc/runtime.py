@@ -6,20 +6,24 @@ import asyncio
 import json
 import logging
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
+
+import grpc
 
 from edgefl.errors import RunError
 from edgefl.learning.executors import Executor
 from edgefl.messages.base import Message
+from edgefl.network import MeasuredLink
 from edgefl.nodes.handles import Task, Transfer
 from edgefl.nodes.operations import Compute
 from edgefl.nodes.plan import Observer, RunPlan
 from edgefl.parameters import Vector
 from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.measuring import BRIEF, measure
 from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.processor import Item, WallProcessor
 from edgefl.runtimes.grpc.transport import Transport
@@ -38,6 +42,7 @@ class MergingObserver(Observer, Protocol):
     def export(self) -> dict[str, Any]: ...
     def resume(self, records: dict[str, Any], busy_s: dict[int, float]) -> None: ...
     def merge(self, rows: dict[str, Any]) -> None: ...
+    def measured(self, nodes: Sequence[int], link: MeasuredLink) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -69,7 +74,8 @@ class GrpcRuntime(Interpreter):
     emulate: computing is slowed to each node's device profile, and, but in a lab, sending is paced at its
     planned uplink.
     pool: the worker thread that trains; shared by runtimes of one Python process. listen: where the process
-    serves, when not at its address. life: of its nodes; keeps: whether the others keep what they have sent
+    serves, when not at its address. probes: a process that joins for the first time measures its way to the
+    lead, once and briefly. life: of its nodes; keeps: whether the others keep what they have sent
     here until it is covered.
     """
 
@@ -85,6 +91,7 @@ class GrpcRuntime(Interpreter):
         limits: Limits | None = None,
         pool: ThreadPoolExecutor | None = None,
         listen: str | None = None,
+        probes: bool = False,
         life: int = 0,
         keeps: bool = False,
     ) -> None:
@@ -103,6 +110,7 @@ class GrpcRuntime(Interpreter):
         self._start_s = 0.0
         self._moved_s = 0.0
         self._life, self._returns = life, keeps
+        self._probes = probes and place.index != LEAD and life == 0 and not place.on_loopback
         self._elapsed_s = 0.0
         self._leaving = False
         access = plan.network.access[place.hosted[0]]
@@ -176,6 +184,8 @@ class GrpcRuntime(Interpreter):
         over = False
         try:
             self.before()
+            if self._probes:
+                await self._probe_the_lead()
             await self._transport.start()
             self._start_s = self._loop.time() - self._elapsed_s
             self.connected()
@@ -204,6 +214,26 @@ class GrpcRuntime(Interpreter):
             self.after(over)
             if self._own_pool:
                 self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _probe_the_lead(self) -> None:
+        """Measure the way to the lead, before this process serves: nothing else is under way here."""
+        address = self.place.addresses[LEAD]
+        log.info("measures the way to %s, which leads, when it serves", address)
+        patience = replace(BRIEF, answer_s=self._limits.connect_timeout_s)
+        probe = asyncio.create_task(measure(address, patience, self._limits))
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({probe, over}, return_when=asyncio.FIRST_COMPLETED)
+            if probe.done():
+                found = probe.result()
+                log.info("the way to %s: %s", address, found.as_table())
+                self._merging.measured(self.place.hosted, found)
+        except (grpc.aio.AioRpcError, TimeoutError) as error:
+            log.warning("the way to %s cannot be measured: %s", address, error)
+        finally:
+            for task in (probe, over):
+                task.cancel()
+            await asyncio.gather(probe, over, return_exceptions=True)
 
     def before(self) -> None:
         """The run is about to begin."""
