@@ -11,7 +11,7 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
@@ -254,14 +254,21 @@ def outlives(method: Method) -> str:
 def commands_page() -> str:
     lines = ["# Commands", "", str(app.info.help), "", EXIT_CODES, ""]
     lines += ["A run that fails says why in one line. `edgefl --debug COMMAND ...` adds the traceback.", ""]
-    for command in app.registered_commands:
-        function = command.callback
-        assert function is not None
-        lines += [f"## edgefl {function.__name__}", "", inspect.getdoc(function) or "", ""]
+    for name, function in commands():
+        lines += [f"## edgefl {name}", "", inspect.getdoc(function) or "", ""]
         signature = inspect.signature(function, eval_str=True)
         rows = [parameter(one) for one in signature.parameters.values()]
         lines += [*markdown_table(("argument or option", "what it does"), rows), ""]
     return "\n".join(lines)
+
+
+def commands() -> Iterator[tuple[str, Callable[..., Any]]]:
+    """Every command by its name, those of groups after the others."""
+    groups = [("", app), *((f"{group.name} ", group.typer_instance) for group in app.registered_groups)]
+    for before, group in groups:
+        for command in group.registered_commands:
+            assert command.callback is not None
+            yield before + command.callback.__name__, command.callback
 
 
 def parameter(one: inspect.Parameter) -> tuple[str, str]:
