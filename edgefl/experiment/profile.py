@@ -21,7 +21,7 @@ KINDS = ("training", "programs", "messages", "recording", "evaluation", "events"
 """training: carrying work out, or waiting for it; programs: the method's own code; messages: sending, links,
 delivery; recording: spans, metrics, events; evaluation: of published models; events: all else, the clock."""
 _OF_RUNTIME = {
-    "messages": ("send", "_left", "_arrive"),
+    "messages": ("send", "_left", "_arrival"),
     "programs": ("_resume",),
     "training": ("_result_of",),
 }

@@ -37,9 +37,8 @@ class Message:
 
     def stamped(self, sender: int, life: int) -> Self:
         """This message as sent by a node: itself when nobody sent it before, else a copy (forwarding)."""
-        known = self.__dict__.get("sender")
-        if known is not None:
-            if known == sender and self.life == life:
+        if self.sender != Message.sender:
+            if self.sender == sender and self.life == life:
                 return self
             return dataclasses.replace(self).stamped(sender, life)
         object.__setattr__(self, "sender", sender)

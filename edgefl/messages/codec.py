@@ -85,7 +85,7 @@ class Codec:
         largest = max((layout.size for layout in self.layouts.values()), default=0)
         self.max_values = max_values if max_values is not None else max(4 * largest, LEAST_MAX_VALUES)
         self._readers = {kind: _reader(kind) for kind in self.kinds.values()}
-        self._sizes: dict[tuple[Any, ...], int] = {}
+        self._sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
 
     def encode(
         self, message: Message, receivers: Sequence[int], sequence: int, *, checked_bytes: int | None = None
@@ -106,8 +106,9 @@ class Codec:
         self._check_header_size(message, len(header_bytes))
         return Encoded(header_bytes, payload, checked)
 
-    def encoded_size(self, message: Message) -> int:
-        """Bytes of header and payload of the message to one receiver, exactly, without encoding it.
+    def sizes(self, message: Message) -> tuple[int, int]:
+        """Payload bytes (what papers count), and encoded bytes: header and payload of the message to one
+        receiver, exactly, without encoding it.
 
         One dictionary lookup, but for the first message of its kind, dtypes, shapes and text lengths.
         Raises as `encode` does.
@@ -115,8 +116,7 @@ class Codec:
         kind = message.__class__
         reader = self._readers.get(kind)
         key = (kind, *[_signature(value) for value in reader(message)]) if reader is not None else (kind,)
-        size = self._sizes.get(key)
-        return size if size is not None else self._measure(message, key)
+        return self._sizes.get(key) or self._measure(message, key)
 
     def check_header(self, data: bytes | memoryview, *, memory_bytes: int | None = None) -> Plan:
         """Hold a header against its message class before any memory is taken for the payload.
@@ -238,14 +238,14 @@ class Codec:
                 return value
         raise TypeError(f"{where}: {_shown(value)} cannot travel")
 
-    def _measure(self, message: Message, key: tuple[Any, ...]) -> int:
+    def _measure(self, message: Message, key: tuple[Any, ...]) -> tuple[int, int]:
         header, _ = self._draft(message, (0,), 0)
         header_bytes = header.num_bytes()
         self._check_header_size(message, header_bytes)
         if len(self._sizes) >= _CACHED_SIZES:
             self._sizes.clear()
-        self._sizes[key] = header_bytes + header.payload_bytes
-        return header_bytes + header.payload_bytes
+        sizes = self._sizes[key] = header.payload_bytes, header_bytes + header.payload_bytes
+        return sizes
 
     def _check_header_size(self, message: Message, num_bytes: int) -> None:
         if num_bytes > MAX_HEADER_BYTES:

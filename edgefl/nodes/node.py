@@ -216,7 +216,7 @@ class Node:
 
         Raises ValueError for a node that does not exist. Nothing is sent while a node crashes.
         """
-        receivers = (int(to),) if isinstance(to, int | np.integer) else tuple(int(j) for j in to)
+        receivers = (int(to),) if isinstance(to, int | np.integer) else tuple(map(int, to))
         return self._port.send(self._state, receivers, message, rate_bytes_per_s)
 
     def receive(

@@ -22,9 +22,16 @@ class Traffic:
         self, sender: int, receiver: int, kind: str, payload: int, encoded: int, messages: int = 1
     ) -> None:
         """Count messages of one kind from one node to another."""
-        row = self.table.get((sender, receiver, kind))
-        if row is None:
-            row = self.table[sender, receiver, kind] = [0, 0, 0]
+        self.count(self.row(sender, receiver, kind), sender, receiver, payload, encoded, messages)
+
+    def row(self, sender: int, receiver: int, kind: str) -> list[int]:
+        """The row of one kind from one node to another, to be counted in by `count`."""
+        return self.table.setdefault((sender, receiver, kind), [0, 0, 0])
+
+    def count(
+        self, row: list[int], sender: int, receiver: int, payload: int, encoded: int, messages: int = 1
+    ) -> None:
+        """Count messages in their row, for whoever holds it."""
         row[0] += messages
         row[1] += payload
         row[2] += encoded

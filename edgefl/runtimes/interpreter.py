@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from edgefl.learning.poison import Poisoned
-from edgefl.messages.base import Back, Gone, Message, payload_bytes
+from edgefl.messages.base import Back, Gone, Message
 from edgefl.messages.codec import LEAST_MAX_VALUES, Codec
 from edgefl.nodes.handles import Task, Transfer
 from edgefl.nodes.operations import Compute, Delivered, First, Join, Left, Receive, Save, Sleep
@@ -57,9 +57,9 @@ class Interpreter(Tasks):
         raise NotImplementedError
 
     def begin_transfer(
-        self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None
+        self, transfer: Transfer, receiver: int, payload_bytes: int, encoded_bytes: int, rate: float | None
     ) -> None:
-        """Send to one receiver; then call `left(transfer)` and `acknowledged` or `undeliverable`."""
+        """Count in `traffic` and send to one receiver; then call `left(transfer)` and `acknowledged` or `undeliverable`."""
         raise NotImplementedError
 
     def withdraw_transfer(self, transfer: Transfer) -> None:
@@ -89,14 +89,8 @@ class Interpreter(Tasks):
             return transfer
         stamped = message.stamped(state.id, state.life)
         transfer.message = stamped
-        encoded = self.codec.encoded_size(stamped)
-        payload = payload_bytes(stamped)
-        kind = type(stamped).__name__
-        for receiver in receivers:
-            if not 0 <= receiver < len(self.plan.nodes):
-                raise ValueError(
-                    f"{kind} to node {receiver}: the fleet has nodes 0 to {len(self.plan.nodes) - 1}"
-                )
+        payload, encoded = self.codec.sizes(stamped)
+        self._check_receivers(stamped, receivers)
         for receiver in receivers:
             if receiver in state.known_dead:
                 self.left(transfer)
@@ -105,9 +99,16 @@ class Interpreter(Tasks):
                 self.left(transfer)
                 self.call_soon(self._deliver_home, transfer)
             else:
-                self.traffic.add(state.id, receiver, kind, payload, encoded)
-                self.begin_transfer(transfer, receiver, encoded, rate_bytes_per_s)
+                self.begin_transfer(transfer, receiver, payload, encoded, rate_bytes_per_s)
         return transfer
+
+    def _check_receivers(self, message: Message, receivers: tuple[int, ...]) -> None:
+        last = len(self.plan.nodes) - 1
+        for receiver in receivers:
+            if not 0 <= receiver <= last:
+                raise ValueError(
+                    f"{type(message).__name__} to node {receiver}: the fleet has nodes 0 to {last}"
+                )
 
     def cancel_transfer(self, transfer: Transfer) -> None:
         if self.replay is None and not transfer.cancelled and (transfer.unsent or transfer.unacknowledged):
@@ -153,7 +154,7 @@ class Interpreter(Tasks):
         return WAIT
 
     def _at_hand(self, state: NodeState, op: Receive) -> Message | None:
-        if Gone in op.kinds and op.senders is not None:
+        if op.senders is not None and Gone in op.kinds:
             for j in sorted(op.senders):
                 if j in state.known_dead:
                     message = state.inbox.get(Receive(op.kinds, j, None, op.fields))

@@ -97,7 +97,7 @@ class Tasks:
         view = Node(self.plan, node, state.life, state, state.saved)
         task: Task[Any] = Task(state, program(view), None, 0)
         state.main, state.num_tasks = task, 1
-        self.call_soon(self._resume, task, task.token, None, None)
+        self.call_soon(self.wake, task, task.token, None)
 
     def end_life(self, node: int) -> None:
         """A crash: everything that the node was doing is gone, and nothing more is sent."""
@@ -147,7 +147,7 @@ class Tasks:
         if self.logging:
             state.log.saw(task)
         parent.children.append(task)
-        self.call_soon(self._resume, task, task.token, None, None)
+        self.call_soon(self.wake, task, task.token, None)
         return task
 
     def cancel_task(self, task: Task[Any]) -> None:
@@ -174,13 +174,13 @@ class Tasks:
         """What a task waited for is here; void if it has moved on since (by token)."""
         if task.token == token and not task.finished:
             self._leave_wait(task)
-            self._resume(task, task.token, value, None)
+            self._resume(task, value, None)
 
     def wake_error(self, task: Task[Any], token: int, error: BaseException) -> None:
         """What a task waited for failed."""
         if task.token == token and not task.finished:
             self._leave_wait(task)
-            self._resume(task, task.token, None, error)
+            self._resume(task, None, error)
 
     def _leave_wait(self, task: Task[Any]) -> None:
         """Take a task out of whatever it waits in; its wake-ups become void."""
@@ -189,14 +189,13 @@ class Tasks:
         if waits_for is None:
             return
         task.waits_for = None
-        task.state.waiting.pop(task, None)
         if type(waits_for) is Compute:
             self.withdraw_compute(task)
+        else:
+            task.state.waiting.pop(task, None)
 
-    def _resume(self, task: Task[Any], token: int, value: Any, error: BaseException | None) -> None:
+    def _resume(self, task: Task[Any], value: Any, error: BaseException | None) -> None:
         """Run a task until it waits or ends."""
-        if task.finished or task.token != token:
-            return
         coroutine = task.coroutine
         assert coroutine is not None
         before, self.current = self.current, task
@@ -249,7 +248,7 @@ class Tasks:
         for sibling in list(parent.children):
             self._end_task(sibling)
         self._leave_wait(parent)
-        self._resume(parent, parent.token, None, error)
+        self._resume(parent, None, error)
 
     def _end_task(self, task: Task[Any]) -> None:
         """Cancel: Cancelled is raised at its await; a send is allowed then, another await raises again."""

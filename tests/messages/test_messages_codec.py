@@ -81,7 +81,7 @@ def vector(layout: Layout = LAYOUT, start: float = 0.0) -> Vector:
 
 def travel(message: Message, codec: Codec = CODEC) -> Any:
     encoded = codec.encode(message.stamped(3, 1), [7], 11)
-    assert encoded.nbytes == codec.encoded_size(message)
+    assert codec.sizes(message) == (encoded.payload_bytes, encoded.nbytes)
     assert encoded.payload_bytes == payload_bytes(message)
     return codec.decode(encoded.header, bytearray(b"".join(encoded.payload)))
 
@@ -187,20 +187,20 @@ def message() -> Mixed:
 )  # fmt: skip
 def test_what_cannot_travel_is_named_by_class_and_field(field: str, value: Any, text: str) -> None:
     wrong = dataclasses.replace(message(), **{field: value})
-    CODEC.encoded_size(message())
+    CODEC.sizes(message())
     with pytest.raises(TypeError, match=text):
         CODEC.encode(wrong, [1], 0)
     with pytest.raises(TypeError, match=text):
-        CODEC.encoded_size(wrong)
+        CODEC.sizes(wrong)
 
 
 def test_too_large_is_refused_on_the_way_out() -> None:
     with pytest.raises(ValueError, match=r"Bounded\.values: 9 values, at most 8"):
-        CODEC.encoded_size(Bounded(torch.zeros(9)))
+        CODEC.sizes(Bounded(torch.zeros(9)))
     with pytest.raises(ValueError, match=r"Bounded\.names: 4 items, at most 3"):
-        CODEC.encoded_size(Bounded(torch.zeros(1), (1, 2, 3, 4)))
+        CODEC.sizes(Bounded(torch.zeros(1), (1, 2, 3, 4)))
     with pytest.raises(ValueError, match=r"Mixed\.tensor: 1001 values, at most 1000"):
-        CODEC.encoded_size(dataclasses.replace(message(), tensor=torch.zeros(1001)))
+        CODEC.sizes(dataclasses.replace(message(), tensor=torch.zeros(1001)))
     with pytest.raises(ValueError, match="Mixed: its header takes"):
         CODEC.encode(dataclasses.replace(message(), text="x" * 70_000), [1], 0)
 

@@ -20,14 +20,14 @@ U = {"model": {"hidden": (32, 16)}, "cut": 1}
 def sent_bytes(plan, monkeypatch):
     """Every message of a run as bytes, with its sender."""
     sent = []
-    size = Codec.encoded_size
+    sizes = Codec.sizes
 
     def encode(codec, message):
         whole = codec.encode(message, (0,), 0)
         sent.append((message.sender, whole.header + b"".join(bytes(view) for view in whole.payload)))
-        return size(codec, message)
+        return sizes(codec, message)
 
-    monkeypatch.setattr(Codec, "encoded_size", encode)
+    monkeypatch.setattr(Codec, "sizes", encode)
     run(plan)
     return sent
 

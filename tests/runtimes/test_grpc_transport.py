@@ -60,7 +60,7 @@ def test_models_arrive_bit_for_bit_and_are_counted_exactly() -> None:
             traffic = a.transport.stats.flows[0, 1, "Model"]
             assert traffic.messages == 3
             assert traffic.payload_bytes == sum(map(payload_bytes, sent))
-            assert traffic.encoded_bytes == sum(map(CODEC.encoded_size, sent))
+            assert traffic.encoded_bytes == sum(CODEC.sizes(message)[1] for message in sent)
             frame_bytes = a.transport.stats.frame_bytes_sent
             assert traffic.encoded_bytes < frame_bytes < 1.01 * traffic.encoded_bytes
             assert b.transport.stats.frame_bytes_received <= frame_bytes

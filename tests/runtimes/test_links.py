@@ -17,7 +17,7 @@ from edgefl.network import Access, NetworkPlan, Topology
 from edgefl.nodes import Message
 from edgefl.nodes.plan import Crash, FaultPlan
 from edgefl.runtimes.virtual import sharing
-from edgefl.runtimes.virtual.links import Flow, make_links
+from edgefl.runtimes.virtual.links import Flow, Lane, make_links
 
 MODELS = ("fair", "local-fair", "fifo")
 
@@ -56,7 +56,8 @@ class Kernel:
 
     def flow(self, at_s, name, sender, receiver, size, *, cap=math.inf, reserved=None) -> Flow:
         """Start a flow of `size` bytes at a time."""
-        flow = Flow(name, sender, receiver, Message, int(size), float(size), cap, reserved)
+        lane = Lane(sender, receiver, Message, cap, [0, 0, 0], ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0)), 1.0, None)
+        flow = Flow(name, lane, int(size), float(size), reserved)
         self.flows.append(flow)
         self.call_later(at_s - self.now, self.links.start, flow)
         return flow
@@ -303,7 +304,7 @@ def test_rates_stay_within_every_capacity_and_cap(model):
             used: dict[tuple[str, int], float] = {}
             for flow, rate in rates:
                 assert rate <= caps[flow.transfer] * (1 + 1e-9)
-                for end in crossed(case, flow.sender, flow.receiver):
+                for end in crossed(case, flow.lane.sender, flow.lane.receiver):
                     used[end] = used.get(end, 0.0) + rate
             for end, total in used.items():
                 assert total <= capacity(case, end) * (1 + 1e-9), f"seed {seed}: {end}"
@@ -333,7 +334,7 @@ def test_all_that_is_sent_arrives_or_was_cancelled(model):
             by_sender: dict[int, list[str]] = {}
             for flow in sorted(kernel.flows, key=lambda f: case.flows[int(f.transfer)][0]):
                 if flow.transfer in arrived:
-                    by_sender.setdefault(flow.sender, []).append(flow.transfer)
+                    by_sender.setdefault(flow.lane.sender, []).append(flow.transfer)
             left = [[name for name in kernel.left if name in names] for names in by_sender.values()]
             assert left == list(by_sender.values())
 

@@ -11,6 +11,7 @@ import torch
 from edgefl.errors import ProgramFailed, RunError, Stuck
 from edgefl.experiment.check.schedule import Late, Schedule
 from edgefl.learning.executors import Executor
+from edgefl.nodes.handles import Task
 from edgefl.nodes.operations import Receive
 from edgefl.nodes.plan import Crash, Partition, RunPlan
 from edgefl.nodes.traffic import Traffic
@@ -56,8 +57,8 @@ class _Bounded(VirtualRuntime):
     """What each node waited for when the run was ended, by name."""
     _taken_at: tuple[float, int] = (0.0, 0)
 
-    def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        super().call_later(delay_s, call, *args)
+    def _resume(self, task: Task[Any], value: Any, error: BaseException | None) -> None:
+        super()._resume(task, value, error)
         if self.num_events > self.bound.events:
             self.stop(OVER)
 

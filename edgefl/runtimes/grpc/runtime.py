@@ -491,16 +491,18 @@ class GrpcRuntime(Interpreter):
             self.wake(item.task, item.token, result)
 
     def begin_transfer(
-        self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None
+        self, transfer: Transfer, receiver: int, payload_bytes: int, encoded_bytes: int, rate: float | None
     ) -> None:
         sender, began_s = transfer.state.id, self.clock()
+        kind = type(transfer.message).__name__
+        self.traffic.add(sender, receiver, kind, payload_bytes, encoded_bytes)
         if receiver in self.states:
             self.left(transfer)
             self.call_soon(self._deliver_here, transfer, receiver)
             return
 
         def left() -> None:
-            self.observer.span(sender, "send", began_s, self.clock(), type(transfer.message).__name__)
+            self.observer.span(sender, "send", began_s, self.clock(), kind)
             self._guarded(self.left, (transfer,))
 
         number = self.sent()

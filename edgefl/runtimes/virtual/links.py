@@ -16,9 +16,9 @@ from collections.abc import Callable
 
 from edgefl.network import NetworkPlan
 from edgefl.runtimes.virtual.sharing import FairLinks, LocalFairLinks
-from edgefl.runtimes.virtual.transit import Clock, Flow, Links
+from edgefl.runtimes.virtual.transit import Clock, Flow, Lane, Links
 
-__all__ = ["Clock", "Flow", "Links", "make_links"]
+__all__ = ["Clock", "Flow", "Lane", "Links", "make_links"]
 
 
 def make_links(plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> Links:
@@ -41,24 +41,30 @@ class FifoLinks:
 
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
         self._plan, self._clock, self._on_left = plan, clock, on_left
+        self._up = [access.up_bytes_per_s for access in plan.access]
+        self._down = [access.down_bytes_per_s for access in plan.access]
         self._queues: dict[int, deque[Flow]] = {}
         self._reserved: dict[int, float] = {}
-        self._down_free_s: dict[int, float] = {}
+        self._down_free_s = [0.0] * len(plan.access)
+        self._ended = self._finish  # bound once, for all events
 
     def begin(self) -> None:
         """Nothing to prepare: what rates are is asked when a message starts."""
 
-    def _factor(self, node: int) -> float:
-        """What a trace leaves of a node's rates now."""
+    def _now(self, rates: list[float], node: int) -> float:
+        """What a node's trace leaves of its rate now."""
         trace = self._plan.traces.get(node)
-        return 1.0 if trace is None else max(trace.value(self._clock.clock()), 1e-9)
+        return rates[node] if trace is None else rates[node] * max(trace.value(self._clock.clock()), 1e-9)
 
     def start(self, flow: Flow) -> None:
         if flow.reserved is not None:
-            self._reserved[flow.sender] = self._reserved.get(flow.sender, 0.0) + flow.reserved
-            self._send(flow, min(flow.reserved, flow.cap))
+            sender = flow.lane.sender
+            self._reserved[sender] = self._reserved.get(sender, 0.0) + flow.reserved
+            self._send(flow, min(flow.reserved, flow.lane.cap))
             return
-        queue = self._queues.setdefault(flow.sender, deque())
+        queue = self._queues.get(flow.lane.sender)
+        if queue is None:
+            queue = self._queues[flow.lane.sender] = deque()
         queue.append(flow)
         if len(queue) == 1:
             self._send_head(queue)
@@ -68,39 +74,39 @@ class FifoLinks:
             return
         flow.remaining = flow.size_bytes - flow.sent_bytes(self._clock.clock())
         flow.stopped = True
-        flow.token += 1
         self._off(flow)
 
     def _send_head(self, queue: deque[Flow]) -> None:
         flow = queue[0]
-        up = self._plan.access[flow.sender].up_bytes_per_s * self._factor(flow.sender)
-        free = up - self._reserved.get(flow.sender, 0.0)
-        self._send(flow, max(min(free, flow.cap), 1e-9 * up))
+        lane = flow.lane
+        up = self._now(self._up, lane.sender)
+        free = up - self._reserved.get(lane.sender, 0.0) if self._reserved else up
+        self._send(flow, max(min(free, lane.cap), 1e-9 * up))
 
     def _send(self, flow: Flow, rate: float) -> None:
         flow.start_s = flow.updated_s = self._clock.clock()
         flow.rate = rate
-        self._clock.call_later(flow.size_bytes / rate, self._finish, flow, flow.token)
+        self._clock.call_later(flow.size_bytes / rate, self._ended, flow)
 
-    def _finish(self, flow: Flow, token: int) -> None:
-        if flow.token != token:
+    def _finish(self, flow: Flow) -> None:
+        if flow.stopped:
             return
         flow.remaining, flow.stopped = 0.0, True
         self._off(flow)
-        now = self._clock.clock()
-        rate = self._plan.access[flow.receiver].down_bytes_per_s * self._factor(flow.receiver)
-        down = flow.size_bytes / rate
-        through = max(self._down_free_s.get(flow.receiver, 0.0), flow.start_s) + down
-        arrives = max(now, through)
-        self._down_free_s[flow.receiver] = arrives
+        now, receiver = self._clock.clock(), flow.lane.receiver
+        down = flow.size_bytes / self._now(self._down, receiver)
+        through = max(self._down_free_s[receiver], flow.start_s) + down
+        arrives = self._down_free_s[receiver] = max(now, through)
         self._on_left(flow, arrives - now)
 
     def _off(self, flow: Flow) -> None:
         if flow.reserved is not None:
-            self._reserved[flow.sender] -= flow.reserved
+            self._reserved[flow.lane.sender] -= flow.reserved
             return
-        queue = self._queues[flow.sender]
-        was_head = queue[0] is flow
-        queue.remove(flow)
-        if was_head and queue:
+        queue = self._queues[flow.lane.sender]
+        if queue[0] is not flow:
+            queue.remove(flow)
+            return
+        queue.popleft()
+        if queue:
             self._send_head(queue)

@@ -12,20 +12,16 @@ from typing import Any, Protocol
 
 from edgefl.devices.energy.model import modelled_joules
 from edgefl.errors import Stuck
-from edgefl.keyed import generator
 from edgefl.learning.executors import Executor
-from edgefl.messages.base import payload_bytes
+from edgefl.messages.base import Message, payload_bytes
 from edgefl.nodes.handles import Task, Transfer
 from edgefl.nodes.operations import Compute
 from edgefl.nodes.plan import Crash, Observer, RunPlan
 from edgefl.runtimes.interpreter import Interpreter
 from edgefl.runtimes.outcome import Outcome
-from edgefl.runtimes.virtual.links import Flow, make_links
+from edgefl.runtimes.virtual.links import Flow, Lane, make_links
 from edgefl.runtimes.virtual.processor import Item, Jitter, Processor, Workshop
-
-_BLOCK = 64
-"""Random numbers drawn at once: a generator of its own for each costs ten times as much."""
-
+from edgefl.runtimes.virtual.transit import Draws
 
 class Checkpointer(Protocol):
     """Who keeps checkpoints, and decides when one is due; that changes nothing in the run."""
@@ -63,18 +59,15 @@ class VirtualRuntime(Interpreter):
         """Nodes whose battery has run flat."""
         self._links = make_links(plan.network, self, self._has_left)
         self._may_overtake = plan.network.link_model == "fifo" or any(a.jitter for a in plan.network.access)
-        self._queued: dict[tuple[int, int, type], list[Flow]] = {}
+        self._lanes: list[dict[tuple[int, type[Message]], Lane]] = [{} for _ in plan.nodes]
+        """Of each sender, by receiver and kind."""
         self._leaving: list[dict[Flow, None]] = [{} for _ in plan.nodes]
         """What each node is sending, in order."""
-        self._last_arrival: dict[tuple[int, int, type], float] = {}
-        self._draws: dict[tuple[str, int], int] = {}
-        """How many numbers each node has drawn for each purpose."""
-        self._drawn: dict[tuple[str, int], list[float]] = {}
-        """The block of numbers that each is at; made again where it is not held."""
+        self._draws: dict[tuple[str, int], Draws] = {}
+        self._arrival = self._arrive  # bound once, for all events
         self._access = [(a.latency_s, a.jitter, a.loss) for a in plan.network.access]
         self._copying_rates = [node.profile.memory_bytes_per_s for node in plan.nodes]
         self._partitions = plan.faults.partitions
-        self._lossless = not any(a.loss for a in plan.network.access)
         self._workshop = Workshop(executor)
         for i, spec in enumerate(plan.nodes):
             jitter = Jitter(plan.faults.compute_jitter, plan.seed, i)
@@ -218,129 +211,118 @@ class VirtualRuntime(Interpreter):
     # --- the network -----------------------------------------------------------------------------------
 
     def begin_transfer(
-        self, transfer: Transfer, receiver: int, encoded_bytes: int, rate: float | None
+        self, transfer: Transfer, receiver: int, payload_bytes: int, encoded_bytes: int, rate: float | None
     ) -> None:
-        sender = transfer.state.id
-        kind = type(transfer.message)
-        size = float(encoded_bytes)
-        if not (kind.lossy or self._lossless):
-            size /= 1 - self._loss(sender, receiver)
-        cap = self.plan.network.cap(sender, receiver)
-        flow = Flow(transfer, sender, receiver, kind, encoded_bytes, size, cap, rate)
+        sender, kind = transfer.state.id, type(transfer.message)
+        lane = self._lanes[sender].get((receiver, kind))
+        if lane is None:
+            lane = self._open(sender, receiver, kind)
+        self.traffic.count(lane.row, sender, receiver, payload_bytes, encoded_bytes)
+        # What is lost on the way is sent again, but for datagrams.
+        size = float(encoded_bytes) if kind.lossy else encoded_bytes / (1 - lane.loss)
+        flow = Flow(transfer, lane, encoded_bytes, size, rate)
         transfer.flows.append(flow)
         self._leaving[sender][flow] = None
-        if self._links.keeps_order:
-            self._links.start(flow)
-            return
-        # In order per (sender, receiver, kind): the next of a kind starts when the one before has left.
-        queue = self._queued.get((sender, receiver, kind))
-        if queue is not None:
-            queue.append(flow)
-            return
-        self._queued[sender, receiver, kind] = []
+        if not self._links.keeps_order:
+            if lane.busy:  # in order: the next starts when the one before has left
+                lane.waiting.append(flow)
+                return
+            lane.busy = True
         self._links.start(flow)
 
-    def _loss(self, sender: int, receiver: int) -> float:
-        return 1 - (1 - self._access[sender][2]) * (1 - self._access[receiver][2])
+    def _open(self, sender: int, receiver: int, kind: type[Message]) -> Lane:
+        """The lane of the first message of a kind from one node to another."""
+        ends = self._access[sender], self._access[receiver]
+        lane = self._lanes[sender][receiver, kind] = Lane(
+            sender,
+            receiver,
+            kind,
+            self.plan.network.cap(sender, receiver),
+            self.traffic.row(sender, receiver, kind.__name__),
+            ends,
+            self._copying_rates[receiver],
+            self._draws_of("latency", sender) if any(jitter for _, jitter, _ in ends) else None,
+        )
+        return lane
 
-    def _draw(self, purpose: str, node: int) -> float:
-        """The next of this node's uniform numbers for a purpose."""
-        key = purpose, node
-        count = self._draws.get(key, 0)
-        self._draws[key] = count + 1
-        block, place = divmod(count, _BLOCK)
-        numbers = self._drawn.get(key)
-        if numbers is None or not place:
-            rng = generator(self.plan.seed, purpose, node, block)
-            numbers = self._drawn[key] = rng.random(_BLOCK).tolist()
-        return numbers[place]
+    def _draws_of(self, purpose: str, node: int) -> Draws:
+        draws = self._draws.get((purpose, node))
+        if draws is None:
+            draws = self._draws[purpose, node] = Draws(self.plan.seed, purpose, node)
+        return draws
 
     def withdraw_transfer(self, transfer: Transfer) -> None:
         for flow in transfer.flows:
             self._links_off(flow)
 
     def _links_off(self, flow: Flow) -> None:
-        if flow not in self._leaving[flow.sender]:
+        lane = flow.lane
+        if flow not in self._leaving[lane.sender]:
             return
-        del self._leaving[flow.sender][flow]
-        queue = self._queued.get((flow.sender, flow.receiver, flow.kind), [])
-        if flow in queue:
-            queue.remove(flow)
+        del self._leaving[lane.sender][flow]
+        if flow in lane.waiting:
+            lane.waiting.remove(flow)
             flow.stopped = True
         else:
             self._links.stop(flow)
             if flow.rate > 0:  # it was on its way
-                self.observer.span(flow.sender, "send", flow.start_s, self._time_s, flow.kind.__name__)
-            self._next_of_kind(flow)
+                self.observer.span(lane.sender, "send", flow.start_s, self._time_s, lane.name)
+            self._next_in(lane)
         self._uncharge(flow)
 
     def _uncharge(self, flow: Flow) -> None:
         """Take what has not left off the traffic; a message of which nothing has left was never sent."""
         unsent = flow.remaining / flow.size_bytes
-        payload, encoded = payload_bytes(flow.transfer.message), flow.encoded_bytes
-        self.traffic.add(
-            flow.sender,
-            flow.receiver,
-            flow.kind.__name__,
+        lane, payload = flow.lane, payload_bytes(flow.transfer.message)
+        self.traffic.count(
+            lane.row,
+            lane.sender,
+            lane.receiver,
             -round(unsent * payload),
-            -round(unsent * encoded),
+            -round(unsent * flow.encoded_bytes),
             messages=-1 if unsent == 1 else 0,
         )
 
-    def _next_of_kind(self, flow: Flow) -> None:
-        if self._links.keeps_order:
-            return
-        key = (flow.sender, flow.receiver, flow.kind)
-        queue = self._queued[key]
-        if queue:
-            self._links.start(queue.pop(0))
+    def _next_in(self, lane: Lane) -> None:
+        """One has left a lane: the next starts."""
+        if lane.waiting:
+            self._links.start(lane.waiting.pop(0))
         else:
-            del self._queued[key]
+            lane.busy = False
 
     def _has_left(self, flow: Flow, hold_s: float) -> None:
         self._left(flow, hold_s)
 
     def _left(self, flow: Flow, hold_s: float) -> None:
         """The last byte of a flow has left its sender."""
-        sender, receiver, kind = flow.sender, flow.receiver, flow.kind
-        del self._leaving[sender][flow]
-        self.observer.span(sender, "send", flow.start_s, self._time_s, kind.__name__)
-        self._next_of_kind(flow)
+        lane = flow.lane
+        del self._leaving[lane.sender][flow]
+        self.observer.span(lane.sender, "send", flow.start_s, self._time_s, lane.name)
+        if lane.busy:
+            self._next_in(lane)
         self.left(flow.transfer)
-        delay = hold_s + self._latency(sender, receiver) + flow.encoded_bytes / self._copying_rates[receiver]
-        if kind.lossy:
-            loss = self._loss(sender, receiver)
-            if loss > 0 and self._draw("loss", sender) < loss:
+        arrives = self._time_s + (hold_s + lane.latency() + flow.encoded_bytes / lane.copying_rate)
+        if lane.kind.lossy:
+            if lane.loss > 0 and self._draws_of("loss", lane.sender).next() < lane.loss:
                 return
         elif self._may_overtake:
-            key = (sender, receiver, kind)
-            arrives = max(self._time_s + delay, self._last_arrival.get(key, 0.0))
-            self._last_arrival[key] = arrives
-            self._call_at(arrives, self._arrive, flow)
-            return
-        self.call_later(delay, self._arrive, flow)
-
-    def _latency(self, sender: int, receiver: int) -> float:
-        total = 0.0
-        for end in (sender, receiver):
-            latency_s, jitter, _ = self._access[end]
-            spread = jitter * (2 * self._draw("latency", sender) - 1) if jitter else 0.0
-            total += latency_s * (1 + spread)
-        return total
+            arrives = lane.last_arrival_s = max(arrives, lane.last_arrival_s)
+        self._call_at(arrives, self._arrival, flow)
 
     def _arrive(self, flow: Flow) -> None:
         if flow.transfer.cancelled:
             return
-        heal_s = self._partitioned_until(flow.sender, flow.receiver) if self._partitions else None
+        lane = flow.lane
+        heal_s = self._partitioned_until(lane.sender, lane.receiver) if self._partitions else None
         if heal_s is not None:
-            if not flow.kind.lossy:
-                self._call_at(heal_s, self._arrive, flow)
+            if not lane.kind.lossy:
+                self._call_at(heal_s, self._arrival, flow)
             return
-        if not self.states[flow.receiver].alive:
-            if not self._is_silent(flow.receiver):
-                self.call_later(self.plan.faults.detect_s, self.undeliverable, flow.transfer, flow.receiver)
+        if not self.states[lane.receiver].alive:
+            if not self._is_silent(lane.receiver):
+                self.call_later(self.plan.faults.detect_s, self.undeliverable, flow.transfer, lane.receiver)
             return
-        self.deliver(flow.receiver, flow.transfer.message)
+        self.deliver(lane.receiver, flow.transfer.message)
         self.acknowledged(flow.transfer)
 
     def _partitioned_until(self, a: int, b: int) -> float | None:

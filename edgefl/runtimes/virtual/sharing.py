@@ -91,7 +91,7 @@ class SharedLinks:
         """An end offers another rate now."""
         end.capacity = capacity
         for flow in list(end.flows):
-            flow.most = min((flow.cap, *(one.capacity for one in flow.ends)))
+            flow.most = min((flow.lane.cap, *(one.capacity for one in flow.ends)))
             if flow.hub is not None:  # its place there went by what it could take
                 hub = flow.hub
                 hub.leave(flow, now)
@@ -100,10 +100,10 @@ class SharedLinks:
 
     def _crossed(self, flow: Flow) -> tuple[End, ...]:
         """The capacities that a flow crosses: uplink, segments, downlink."""
-        up, down = self._ends[flow.sender], self._ends[len(self._segment_of) + flow.receiver]
+        up, down = self._ends[flow.lane.sender], self._ends[len(self._segment_of) + flow.lane.receiver]
         if not self._segments:
             return up, down
-        segments = (self._segment_of[flow.sender], self._segment_of[flow.receiver])
+        segments = (self._segment_of[flow.lane.sender], self._segment_of[flow.lane.receiver])
         return tuple(dict.fromkeys(end for end in (up, *segments, down) if end is not None))
 
     def start(self, flow: Flow) -> None:
@@ -224,7 +224,7 @@ class LocalFairLinks(SharedLinks):
             affected.update(end.flows)
         shares: dict[End, float] = {}
         for flow in affected:
-            rate = flow.cap
+            rate = flow.lane.cap
             if flow.reserved is not None:
                 over = max(end.reserved / end.capacity for end in flow.ends)
                 yield flow, max(min(rate, flow.reserved / max(1.0, over)), LEAST_RATE)
@@ -253,7 +253,7 @@ class FairLinks(SharedLinks):
 
     def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
         flows = _connected(dirty)
-        asked = [([end.number for end in flow.ends], flow.cap, flow.reserved) for flow in flows]
+        asked = [([end.number for end in flow.ends], flow.lane.cap, flow.reserved) for flow in flows]
         rates = max_min(self._capacities, asked)
         return zip(flows, (max(rate, LEAST_RATE) for rate in rates), strict=True)
 

@@ -1,15 +1,76 @@
-"""A message under way, and what links ask of the kernel."""
+"""Messages under way, the lanes that they take, and what links ask of the kernel."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from edgefl.keyed import generator
 from edgefl.messages.base import Message
 
 if TYPE_CHECKING:
     from edgefl.runtimes.virtual.hubs import Hub
     from edgefl.runtimes.virtual.sharing import End
+
+
+_BLOCK = 64
+"""Random numbers drawn at once: a generator of its own for each costs ten times as much."""
+
+
+class Draws:
+    """A node's uniform numbers for one purpose, an endless stream keyed by (seed, purpose, node)."""
+
+    __slots__ = ("_block", "_key", "_left")
+
+    def __init__(self, seed: int, purpose: str, node: int) -> None:
+        self._key = seed, purpose, node
+        self._block, self._left = 0, list[float]()
+
+    def next(self) -> float:
+        if not self._left:
+            rng = generator(*self._key, self._block)
+            self._block += 1
+            self._left = rng.random(_BLOCK)[::-1].tolist()
+        return self._left.pop()
+
+
+class Lane:
+    """The way of one kind of message from one node to another, and what all of them meet on it.
+
+    ends: latency_s, jitter and loss of the sender's access and of the receiver's. draws: the sender's, for
+    jitter; None where there is none. row: the lane's traffic.
+    """
+
+    __slots__ = (
+        "busy", "cap", "copying_rate", "draws", "ends", "kind", "last_arrival_s", "latency_s", "loss",
+        "name", "receiver", "row", "sender", "waiting",
+    )  # fmt: skip
+
+    def __init__(
+        self, sender: int, receiver: int, kind: type[Message], cap: float, row: list[int],
+        ends: tuple[tuple[float, float, float], tuple[float, float, float]], copying_rate: float,
+        draws: Draws | None,
+    ) -> None:  # fmt: skip
+        self.sender, self.receiver, self.kind, self.name = sender, receiver, kind, kind.__name__
+        self.cap, self.row, self.ends, self.copying_rate, self.draws = cap, row, ends, copying_rate, draws
+        (latency_s, _, loss), (far_latency_s, _, far_loss) = ends
+        self.latency_s = latency_s + far_latency_s
+        self.loss = 1 - (1 - loss) * (1 - far_loss)
+        self.last_arrival_s = 0.0
+        self.busy = False
+        """Whether one is on its way, so that others wait for it to have left."""
+        self.waiting: list[Flow] = []
+
+    def latency(self) -> float:
+        """Seconds from one end to the other for the next message."""
+        draws = self.draws
+        if draws is None:
+            return self.latency_s
+        total = 0.0
+        for latency_s, jitter, _ in self.ends:
+            spread = jitter * (2 * draws.next() - 1) if jitter else 0.0
+            total += latency_s * (1 + spread)
+        return total
 
 
 class Flow:
@@ -19,25 +80,23 @@ class Flow:
     """
 
     __slots__ = (
-        "cap", "encoded_bytes", "ends", "goal", "hub", "kind", "most", "number", "rate", "receiver",
-        "remaining", "reserved", "sender", "size_bytes", "start_s", "stopped", "token", "transfer",
-        "updated_s",
+        "encoded_bytes", "ends", "goal", "hub", "lane", "most", "number", "rate", "remaining", "reserved",
+        "size_bytes", "start_s", "stopped", "token", "transfer", "updated_s",
     )  # fmt: skip
 
     def __init__(
-        self, transfer: Any, sender: int, receiver: int, kind: type[Message], encoded_bytes: int,
-        size_bytes: float, cap: float, reserved: float | None,
-    ) -> None:  # fmt: skip
-        self.transfer, self.sender, self.receiver, self.kind = transfer, sender, receiver, kind
+        self, transfer: Any, lane: Lane, encoded_bytes: int, size_bytes: float, reserved: float | None
+    ) -> None:
+        self.transfer, self.lane = transfer, lane
         self.encoded_bytes = encoded_bytes
         self.size_bytes = self.remaining = size_bytes
-        self.cap, self.reserved = cap, reserved
+        self.reserved = reserved
         self.rate = 0.0
         self.start_s = self.updated_s = 0.0
         self.token = 0
         self.stopped = False
         self.ends: tuple[End, ...] = ()
-        self.most = cap
+        self.most = lane.cap
         self.hub: Hub | None = None
         self.number, self.goal = -1, 0.0
 
