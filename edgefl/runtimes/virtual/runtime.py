@@ -254,6 +254,7 @@ class VirtualRuntime(Interpreter):
     def withdraw_transfer(self, transfer: Transfer) -> None:
         for flow in transfer.flows:
             self._links_off(flow)
+        transfer.flows.clear()
 
     def _links_off(self, flow: Flow) -> None:
         lane = flow.lane
@@ -300,7 +301,10 @@ class VirtualRuntime(Interpreter):
         self.observer.span(lane.sender, "send", flow.start_s, self._time_s, lane.name)
         if lane.busy:
             self._next_in(lane)
-        self.left(flow.transfer)
+        transfer = flow.transfer
+        self.left(transfer)
+        if not transfer.unsent:
+            transfer.flows.clear()  # a transfer and its flows would else wait for the collector of cycles
         arrives = self._time_s + (hold_s + lane.latency() + flow.encoded_bytes / lane.copying_rate)
         if lane.kind.lossy:
             if lane.loss > 0 and self._draws_of("loss", lane.sender).next() < lane.loss:
