@@ -10,9 +10,8 @@ from edgefl.nodes.operations import Receive
 
 
 def matches(pattern: Receive, message: Message) -> bool:
-    """Whether a receive takes this message. Gone and Back have no fields to compare."""
-    if not isinstance(message, pattern.kinds):
-        return False
+    """Whether a receive takes this message, which is of one of its kinds. Gone and Back have no fields to
+    compare."""
     if pattern.senders is not None and message.sender not in pattern.senders:
         return False
     if not pattern.fields or isinstance(message, Gone | Back):
@@ -24,9 +23,9 @@ def matches(pattern: Receive, message: Message) -> bool:
 
 
 def is_stale(pattern: Receive, message: Message) -> bool:
-    """Whether a receive of a later round makes this message void."""
+    """Whether a receive of a later round makes this message, which is of one of its kinds, void."""
     counter = message.stale_by
-    if counter is None or counter not in pattern.fields or not isinstance(message, pattern.kinds):
+    if counter is None or counter not in pattern.fields:
         return False
     return bool(getattr(message, counter) < pattern.fields[counter])
 

@@ -59,7 +59,8 @@ class Interpreter(Tasks):
     def begin_transfer(
         self, transfer: Transfer, receiver: int, payload_bytes: int, encoded_bytes: int, rate: float | None
     ) -> None:
-        """Count in `traffic` and send to one receiver; then call `left(transfer)` and `acknowledged` or `undeliverable`."""
+        """Count in `traffic` and send to one receiver; then call `left(transfer)`, and `acknowledged` or
+        `undeliverable`."""
         raise NotImplementedError
 
     def withdraw_transfer(self, transfer: Transfer) -> None:
@@ -235,13 +236,16 @@ class Interpreter(Tasks):
         if message.once_by is not None and state.inbox.repeated(message):
             self.dropped["repeated"] += 1
             return
+        kind = type(message)
         for task, receives in state.waiting.items():
             for pattern in receives:
+                if not issubclass(kind, pattern.kinds):
+                    continue
                 if matches(pattern, message):
                     self.wake(task, task.token, message)
                     return
                 if is_stale(pattern, message):
-                    state.inbox.stale[type(message).__name__] += 1
+                    state.inbox.stale[kind.__name__] += 1
                     return
         state.inbox.put(message)
 

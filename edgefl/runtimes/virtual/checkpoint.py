@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 
 _KEPT = (
     "_time_s", "_heap", "_soon", "_last", "_sequence", "num_events", "_num_ticks", "_num_aside", "_flat",
-    "_links", "_lanes", "_leaving", "_draws", "_workshop", "states", "traffic", "results", "awaited", "dropped",
+    "_links", "_lanes", "_leaving", "_draws", "_workshop", "states", "traffic", "results", "awaited",
+    "dropped",
 )  # fmt: skip
 _ROOMS = ("data", "learning", "messages", "methods", "nodes", "parameters", "patterns", "runtimes")
 _PLAIN = {

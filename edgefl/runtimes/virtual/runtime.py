@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gc
-import heapq
 import math
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from typing import Any, Protocol
 
 from edgefl.devices.energy.model import modelled_joules
@@ -22,6 +22,7 @@ from edgefl.runtimes.outcome import Outcome
 from edgefl.runtimes.virtual.links import Flow, Lane, make_links
 from edgefl.runtimes.virtual.processor import Item, Jitter, Processor, Workshop
 from edgefl.runtimes.virtual.transit import Draws
+
 
 class Checkpointer(Protocol):
     """Who keeps checkpoints, and decides when one is due; that changes nothing in the run."""
@@ -82,7 +83,7 @@ class VirtualRuntime(Interpreter):
 
     def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         self._sequence += 1
-        heapq.heappush(self._heap, (self._time_s + delay_s, self._sequence, call, args))
+        heappush(self._heap, (self._time_s + delay_s, self._sequence, call, args))
 
     def call_aside(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """As call_later, for what moves no program by itself: a run does not go on for its sake."""
@@ -96,7 +97,7 @@ class VirtualRuntime(Interpreter):
     def _call_at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
         """Call at a time of the clock, to the bit: what is due at one instant keeps its order."""
         self._sequence += 1
-        heapq.heappush(self._heap, (time_s, self._sequence, call, args))
+        heappush(self._heap, (time_s, self._sequence, call, args))
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         self._soon.append((call, args))
@@ -130,16 +131,14 @@ class VirtualRuntime(Interpreter):
         every = self.observer.every_s
         next_tick = math.inf if every is None else (self._num_ticks + 1) * every
         limit = self.plan.time_s if self.plan.time_s is not None else math.inf
-        soon, heap, checkpointer = self._soon, self._heap, self._checkpointer
+        soon, heap, awaited, checkpointer = self._soon, self._heap, self.awaited, self._checkpointer
         while True:
             while soon:
                 call, args = soon.popleft()
                 call(*args)
             if self.failure is not None:
                 raise self.failure
-            if self.stop_reason is not None:
-                return
-            if not self.awaited:
+            if self.stop_reason is not None or not awaited:
                 return
             if checkpointer is not None and checkpointer.due():
                 checkpointer.write(self)
@@ -162,7 +161,7 @@ class VirtualRuntime(Interpreter):
                 self._time_s = limit
                 self.stop("time limit")
                 return
-            _, _, call, args = heapq.heappop(heap)
+            _, _, call, args = heappop(heap)
             self._time_s = time_s
             self.num_events += 1
             call(*args)
