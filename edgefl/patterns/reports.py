@@ -120,19 +120,31 @@ def _all_are_finite(outcome: Any) -> bool | str:
     return True
 
 
+def _all_are_equal(outcome: Any) -> bool | str:
+    models = {i: x for i, x in outcome.results.items() if isinstance(x, Vector)}
+    first = min(models, default=0)
+    for node, x in models.items():
+        if not torch.equal(x.values, models[first].values):
+            return f"nodes {first} and {node} end with different models"
+    return True
+
+
+ALL_EQUAL = Check("all end with the same model, bit for bit", _all_are_equal)
 ALL_FINITE = Check("all models stay finite", _all_are_finite)
 FINITE = Check("the global model stays finite", _final_is_finite)
 
 
-def answers(model: type[Message], report: type[Message]) -> Check:
-    """An invariant: nobody sends more reports of a kind than it was sent models."""
+def answers(question: type[Message], answer: type[Message]) -> Check:
+    """An invariant: nobody sends more answers of a kind than it was asked for, by a question or a model."""
 
     def holds(outcome: Any) -> bool | str:
         table = outcome.traffic.table
-        for (k, server, kind), row in table.items():
-            given = table.get((server, k, model.__name__), (0,))[0]
-            if kind == report.__name__ and row[0] > given:
-                return f"node {k} sent {row[0]} reports to node {server}, which gave it {given} models"
+        for (k, to, kind), row in table.items():
+            asked = table.get((to, k, question.__name__), (0,))[0]
+            if kind == answer.__name__ and row[0] > asked:
+                return (
+                    f"node {k} sent {row[0]} {kind} to node {to}, which sent it {asked} {question.__name__}"
+                )
         return True
 
-    return Check("a report answers a model", holds)
+    return Check(f"a {answer.__name__} answers a {question.__name__}", holds)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from scattered import KEEP_THE_MEAN, STAY_WITHIN, STILL, write_scattered
 
 from edgefl.errors import ConfigError
 from edgefl.experiment.check import Laboratory, check
@@ -46,3 +47,19 @@ def test_ten_schedules(name):
 @pytest.mark.parametrize("name", methods())
 def test_two_hundred_schedules(name):
     assert_outlived(laboratory(name), 200)
+
+
+def scattered(folder: Path, name: str) -> Laboratory:
+    """The method's averaging alone, from models that differ, with what it must keep as an invariant."""
+    return Laboratory(write_scattered(folder, name), [STILL])
+
+
+@pytest.mark.parametrize("name", [*KEEP_THE_MEAN, *STAY_WITHIN])
+def test_averaging_keeps_what_it_should_under_five_schedules(tmp_path, name):
+    assert_outlived(scattered(tmp_path, name), 5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*KEEP_THE_MEAN, *STAY_WITHIN])
+def test_averaging_keeps_what_it_should_under_two_hundred_schedules(tmp_path, name):
+    assert_outlived(scattered(tmp_path, name), 200)

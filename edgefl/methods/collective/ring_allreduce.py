@@ -12,6 +12,7 @@ from edgefl.learning.work import Gradient, GradientResult
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import Chunk, all_reduce_mean
+from edgefl.patterns.reports import ALL_EQUAL, ALL_FINITE
 
 
 async def peer(node: Node) -> Vector:
@@ -38,4 +39,5 @@ METHOD = Method(
     needs="any",
     evaluates="mean",
     tolerates=Faults(),
+    invariants=(ALL_FINITE, ALL_EQUAL),
 )

@@ -118,6 +118,7 @@ async def worker(node: Node) -> Vector:
             if partner is None and not held:
                 counts = {"steps": steps, "exchanges": exchanges, "averagings": averagings}
                 await node.save(x=x, state=state, asking=sorted(asking), left=sorted(left), **counts)
+    node.publish(x, step=steps)
     node.send(node.fleet.neighbors, Finished() if active else Leaving())
     return x
 

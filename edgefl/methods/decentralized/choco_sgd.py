@@ -24,6 +24,7 @@ from edgefl.parameters import Vector, mix
 from edgefl.parameters.compress import CompressConfig
 from edgefl.patterns.compression import Sent, opened
 from edgefl.patterns.gather import gather
+from edgefl.patterns.reports import ALL_FINITE
 
 
 class ChocoConfig(MethodConfig):
@@ -112,4 +113,5 @@ METHOD = Method(
     evaluates="each",
     compresses=True,
     tolerates=Faults(crashes=True, partitions=True),
+    invariants=(ALL_FINITE,),
 )

@@ -25,11 +25,12 @@ from torch import Tensor
 
 from edgefl.errors import ConfigError
 from edgefl.learning.work import LocalSGD, Trained
-from edgefl.nodes import Check, Faults, Gone, Message, Method, MethodConfig, Node
+from edgefl.nodes import Faults, Gone, Message, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.parameters.packing import pack, segment_bounds, unpack
 from edgefl.patterns.farewell import Finished, Leaving, patience_s, until_all_finish
+from edgefl.patterns.reports import ALL_FINITE, answers
 
 
 class ComboConfig(MethodConfig):
@@ -234,16 +235,6 @@ def _refuse_impossible(plan: RunPlan) -> None:
         raise ConfigError("method.combo.segments", config.segments, f"at most {d}, the model's values")
 
 
-def _answered_once(outcome: object) -> bool | str:
-    """No segment that nobody has pulled."""
-    table = outcome.traffic.table  # type: ignore[attr-defined]
-    for (j, i, kind), row in table.items():
-        asked = table.get((i, j, "Pull"), [0])[0]
-        if kind == "Segment" and row[0] > asked:
-            return f"worker {j} sent {row[0]} segments to worker {i}, which pulled {asked}"
-    return True
-
-
 METHOD = Method(
     name="combo",
     title="Segmented gossip",
@@ -256,5 +247,5 @@ METHOD = Method(
     evaluates="each",
     prepare=_refuse_impossible,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
-    invariants=(Check("a segment answers a pull", _answered_once),),
+    invariants=(ALL_FINITE, answers(Pull, Segment)),
 )

@@ -17,6 +17,7 @@ from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.parameters import Vector, mix
 from edgefl.patterns.gather import gather
+from edgefl.patterns.reports import ALL_FINITE
 
 
 class DPSGDConfig(MethodConfig):
@@ -82,4 +83,5 @@ METHOD = Method(
     needs="connected",
     evaluates="each",
     tolerates=Faults(crashes=True, partitions=True),
+    invariants=(ALL_FINITE,),
 )

@@ -15,6 +15,7 @@ from edgefl.methods.decentralized.h_adpsgd import SitesConfig, refuse_impossible
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import Chunk, all_reduce_mean
+from edgefl.patterns.reports import ALL_FINITE
 from edgefl.patterns.sites import MESSAGES, Site
 
 
@@ -52,4 +53,5 @@ METHOD = Method(
     evaluates="each",
     prepare=refuse_impossible,
     tolerates=Faults(partitions=True),
+    invariants=(ALL_FINITE,),
 )

@@ -143,6 +143,6 @@ METHOD = Method(
     needs="complete",
     evaluates="each",
     prepare=_refuse_impossible,
-    tolerates=Faults(crashes=True, returns=True, partitions=True),
+    tolerates=Faults(crashes=True, returns=True, partitions=True, silence=True),
     invariants=(ALL_FINITE,),
 )

@@ -22,11 +22,12 @@ from pydantic import Field
 from edgefl.errors import ConfigError
 from edgefl.learning.work import GradientResult
 from edgefl.methods.decentralized.ad_psgd import Ask, Reply, average, last_step
-from edgefl.nodes import Check, Faults, Gone, Method, MethodConfig, Node, Task
+from edgefl.nodes import Faults, Gone, Method, MethodConfig, Node, Task
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import Chunk
 from edgefl.patterns.farewell import Finished
+from edgefl.patterns.reports import ALL_FINITE, answers
 from edgefl.patterns.sites import MESSAGES, Site, heads, site_of
 
 
@@ -151,16 +152,6 @@ def refuse_impossible(plan: RunPlan) -> None:
         raise ConfigError("train.weight_decay", train.weight_decay, accepted)
 
 
-def _replies_to_asks(outcome: object) -> bool | str:
-    """A reply for each request at most."""
-    table = outcome.traffic.table  # type: ignore[attr-defined]
-    for (p, a, kind), row in table.items():
-        asks = table.get((a, p, "Ask"), [0])[0]
-        if kind == "Reply" and row[0] > asks:
-            return f"node {p} sent {row[0]} replies to node {a}, which asked {asks} times"
-    return True
-
-
 METHOD = Method(
     name="h-adpsgd",
     title="AD-PSGD between sites, all-reduce within",
@@ -173,5 +164,5 @@ METHOD = Method(
     evaluates="each",
     prepare=refuse_impossible,
     tolerates=Faults(crashes=True, partitions=True),
-    invariants=(Check("a reply answers a request", _replies_to_asks),),
+    invariants=(ALL_FINITE, answers(Ask, Reply)),
 )

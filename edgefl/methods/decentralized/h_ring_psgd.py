@@ -24,6 +24,7 @@ from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, mix
 from edgefl.patterns.all_reduce import Chunk
 from edgefl.patterns.gather import gather
+from edgefl.patterns.reports import ALL_FINITE
 from edgefl.patterns.sites import MESSAGES, Site, site_of
 
 
@@ -116,4 +117,5 @@ METHOD = Method(
     evaluates="each",
     prepare=_refuse,
     tolerates=Faults(partitions=True),
+    invariants=(ALL_FINITE,),
 )

@@ -25,13 +25,14 @@ from pydantic import Field
 from edgefl.errors import ConfigError
 from edgefl.keyed import generator
 from edgefl.learning.work import LocalSGD, Trained
-from edgefl.nodes import Check, Faults, Method, MethodConfig, Node
+from edgefl.nodes import Faults, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.parameters.packing import pack, unpack
 from edgefl.patterns.butterfly import Difference, Part, butterfly_mean, load_split, split_time_s
 from edgefl.patterns.farewell import Finished, patience_s, until_all_finish
 from edgefl.patterns.matchmaking import MESSAGES, Group, Matchmaker
+from edgefl.patterns.reports import ALL_FINITE, answers
 
 Key = tuple[int, ...]
 
@@ -157,16 +158,6 @@ def _refuse_impossible(plan: RunPlan) -> None:
         raise ConfigError("method.moshpit-sgd.min_group_size", config.min_group_size, f"at most {M}")
 
 
-def _answers_what_it_heard(outcome: object) -> bool | str:
-    """A reducer returns no difference to a member that sent it no part."""
-    table = outcome.traffic.table  # type: ignore[attr-defined]
-    for (j, i, kind), row in table.items():
-        parts = table.get((i, j, "Part"), [0])[0]
-        if kind == "Difference" and row[0] > parts:
-            return f"peer {j} returned {row[0]} differences to peer {i}, which sent {parts} parts"
-    return True
-
-
 METHOD = Method(
     name="moshpit-sgd",
     title="Local SGD with group averaging on a grid of keys",
@@ -179,5 +170,5 @@ METHOD = Method(
     evaluates="each",
     prepare=_refuse_impossible,
     tolerates=Faults(crashes=True, returns=True, partitions=True, silence=True),
-    invariants=(Check("a difference answers a part", _answers_what_it_heard),),
+    invariants=(ALL_FINITE, answers(Part, Difference)),
 )

@@ -221,6 +221,6 @@ METHOD = Method(
     needs="connected",
     evaluates="mean",
     prepare=_refuse_impossible,
-    tolerates=Faults(crashes=True, returns=True, partitions=True),
+    tolerates=Faults(crashes=True, returns=True, partitions=True, silence=True),
     invariants=(ALL_FINITE,),
 )
