@@ -99,6 +99,8 @@ async def worker(node: Node) -> Vector:
             node.publish(x, step=steps)
         elif isinstance(m, Reply) and m.sender == partner and m.exchange == exchanges:
             x, averagings, partner = average(x, m.parameters), averagings + 1, None
+            if not config.atomic:  # else a gradient follows, at the end too
+                node.publish(x, step=steps)
         elif isinstance(m, Gone | Finished | Leaving):
             asking.discard(m.sender)
             partner = None if m.sender == partner else partner
@@ -118,7 +120,6 @@ async def worker(node: Node) -> Vector:
             if partner is None and not held:
                 counts = {"steps": steps, "exchanges": exchanges, "averagings": averagings}
                 await node.save(x=x, state=state, asking=sorted(asking), left=sorted(left), **counts)
-    node.publish(x, step=steps)
     node.send(node.fleet.neighbors, Finished() if active else Leaving())
     return x
 
