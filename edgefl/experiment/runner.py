@@ -174,7 +174,7 @@ def _run_in(
             _check_prefix(folder, observer)
         summary = summarise(built, observer, outcome, record["runtime"], folder.path, report.wall_s)
         write_results(folder, built, observer, outcome)
-        if predict and not is_virtual:
+        if predict and not is_virtual and outcome.reason != INTERRUPTED:
             summary["predicted"], rows = beside(built, outcome, observer.paces, observer.measured_j)
             folder.write_table("predicted", rows)
         if observer.links:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -197,4 +198,13 @@ def test_a_run_in_a_lab(tmp_path: Path) -> None:
     assert result.summary["status"] == "finished"
     # Five rounds cross the links twice each: 2 x (5 + 10) ms at least.
     assert result.summary["time_s"] > 5 * 0.03
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert record["network"]["lab"]["rates"] == "tbf"
+    assert record["summary"]["predicted"]["sent_bytes"]["error"] == 0
+    # Each device measured its way to the server when it joined; a tenth is what a busy machine may cost.
+    assert sorted(record["links"]) == ["1", "2"]
+    for link in record["links"].values():
+        assert link["latency_s"] == pytest.approx(0.015, abs=0.01)
+        assert link["up_bytes_per_s"] == pytest.approx(500_000, rel=0.1)
+        assert link["down_bytes_per_s"] == pytest.approx(1_000_000, rel=0.1)
     assert leftovers() == []
