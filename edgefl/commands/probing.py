@@ -97,7 +97,7 @@ def _show_link(found: MeasuredLink) -> None:
         ("jitter", share(found.jitter, 1)),
         ("up", scaled(found.up_bytes_per_s, "B/s")),
         ("down", scaled(found.down_bytes_per_s, "B/s")),
-        ("sent again", "not available: ss is missing" if found.loss is None else share(found.loss, 1)),
+        ("sent again", "not available: ss is missing" if found.loss is None else f"{100 * found.loss:.2f} %"),
         ("moved, took", f"{scaled(found.num_bytes, 'B')}, {shown(found.took_s)}"),
     ]
     show(table((f"to {found.address}", ""), rows))

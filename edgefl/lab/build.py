@@ -63,7 +63,7 @@ def kept_up(network: NetworkPlan, name: str = NAME) -> Iterator[Layout]:
 def down(name: str = NAME) -> bool:
     """Take a lab down: its processes, namespaces and their interfaces. False where there was none."""
     system.require()
-    with state.turn(name):
+    with state.turn():
         there = state.read(name)
         if there is None:
             return False

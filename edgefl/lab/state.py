@@ -59,9 +59,12 @@ def forget(name: str) -> None:
 
 
 @contextmanager
-def turn(name: str) -> Iterator[None]:
-    """Inside, nobody else takes this lab down."""
+def turn() -> Iterator[None]:
+    """Inside, nobody else takes a lab down."""
     FOLDER.mkdir(mode=0o755, exist_ok=True)
-    with (FOLDER / f"{name}.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    folder = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
         yield
+    finally:
+        os.close(folder)
