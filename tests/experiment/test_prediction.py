@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from edgefl.experiment.prediction import beside
 from edgefl.experiment.preview import go_through
 from edgefl.experiment.report import write_report
 from edgefl.experiment.runner import run_experiment
+from edgefl.network import MeasuredLink
 from edgefl.runtimes.virtual import VirtualRuntime
 
 FILE = """
@@ -105,3 +107,18 @@ def test_without_the_prediction(tmp_path: Path) -> None:
     assert "predicted" not in result.summary
     assert not (tmp_path / "run" / "predicted.csv").exists()
     assert "Predicted beside measured" not in write_report(tmp_path / "run").read_text()
+
+
+def test_links_that_processes_measured_stand_beside_those_of_the_file(tmp_path: Path) -> None:
+    built = built_of(tmp_path, "fedavg")
+    run_experiment(built.experiment, runtime="local", out=tmp_path / "run", predict=False)
+    record = json.loads((tmp_path / "run" / "run.json").read_text())
+    link = MeasuredLink("h:1", 0.03, 0.1, 8e5, None, None, 1, 1.0)
+    (tmp_path / "run" / "run.json").write_text(json.dumps(record | {"links": {"1": link.as_dict()}}))
+    page = write_report(tmp_path / "run").read_text()
+    # 1 MB/s up in the file, 0.8 measured; 10 ms and the server's 5, 30 measured; down was not told.
+    row = page.partition("Links, as processes measured them")[2].partition("</table>")[0]
+    cells = re.findall(r"<td[^>]*>([^<]*)</td>", row)
+    assert cells == [
+        "client 1 (laptop)", "800 kB/s", "1 MB/s", "+25.0 %", "—", "2 MB/s", "—", "30 ms", "15 ms", "-50.0 %",
+    ]  # fmt: skip

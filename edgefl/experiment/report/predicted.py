@@ -8,16 +8,20 @@ from typing import Any
 from edgefl.experiment.report.html import Markup, folded, join, paragraph, table
 from edgefl.experiment.report.read import RunFiles, as_float, figure, rows
 from edgefl.experiment.report.units import error, number, scaled, seconds
+from edgefl.network.link import Access
 
 FIGURES = (("round_s", "s of a round"), ("sent_bytes", "sent"), ("busy_s", "busy"), ("joules", "energy"))
 _MOST_ROWS = 40
 
 
-def predicted(run: RunFiles) -> Markup:
-    """The whole run's figures, then those of each node; nothing for a run without a prediction."""
+def predicted(run: RunFiles, access: Mapping[int, Access]) -> Markup:
+    """The whole run's figures, those of each node, and links; nothing for a run that has none of them.
+
+    access: how each node is connected, as the file says.
+    """
     found = run.summary.get("predicted")
     if not isinstance(found, Mapping):
-        return Markup("")
+        return _links(run, access)
     if "failed" in found:
         return paragraph(f"Virtual time has no prediction for this run: {found['failed']}.", "note")
     whole = [(word, *_pair(found.get(key), key)) for key, word in (
@@ -31,7 +35,8 @@ def predicted(run: RunFiles) -> Markup:
         "note",
     )
     headers = ("whole run", "measured", "predicted", "error")
-    return join((Markup('<div class="panel">'), table(headers, whole), note, Markup("</div>"), _by_node(run)))
+    panel = (Markup('<div class="panel">'), table(headers, whole), note, Markup("</div>"))
+    return join((*panel, _by_node(run), _links(run, access)))
 
 
 def _conditions(run: RunFiles) -> str:
@@ -60,6 +65,33 @@ def _by_node(run: RunFiles) -> Markup:
     for _, word in FIGURES:
         headers += [word, "predicted", "error"]
     return folded("Node by node", table(headers, cells))
+
+
+def _links(run: RunFiles, access: Mapping[int, Access]) -> Markup:
+    """The way to the lead as each node's process measured it when it joined, beside what the file says."""
+    cells, lead = [], access.get(0)
+    for word, link in list((run.info.get("links") or {}).items())[:_MOST_ROWS]:
+        own = access.get(int(word))
+        planned: tuple[float | None, ...] = (None, None, None)
+        if own is not None and lead is not None:
+            up = min(own.up_bytes_per_s, lead.down_bytes_per_s)
+            down = min(own.down_bytes_per_s, lead.up_bytes_per_s)
+            planned = (up, down, own.latency_s + lead.latency_s)
+        cell: list[Any] = [run.names[int(word)]]
+        for key, of_plan in zip(("up_bytes_per_s", "down_bytes_per_s", "latency_s"), planned, strict=True):
+            shown = seconds if key == "latency_s" else _rate
+            seen = as_float(link.get(key))
+            cell += [shown(seen), shown(of_plan), error(seen, of_plan)]
+        cells.append(cell)
+    headers = ["way to the lead"]
+    for what in ("up", "down", "latency"):
+        headers += [what, "in the file", "error"]
+    title = "Links, as processes measured them when they joined"
+    return folded(title, table(headers, cells)) if cells else Markup("")
+
+
+def _rate(bytes_per_s: float | None) -> str:
+    return scaled(bytes_per_s, "B/s")
 
 
 def _pair(found: object, key: str) -> Sequence[str]:

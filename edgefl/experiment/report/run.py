@@ -47,7 +47,7 @@ def run_page(run: RunFiles) -> str:
     sections = [
         ("learning", "Learning curves", curves(run)),
         ("nodes", "Node by node", node_spread(run)),
-        ("predicted", "Predicted beside measured", predicted(run)),
+        ("predicted", "Predicted beside measured", predicted(run, access)),
         ("slow", "Why was it slow?", why_slow(run, used, link_uses(run, access))),
         ("timeline", "Timeline", timeline(run)),
         ("fleet", "Fleet", fleet(run, used, access)),
