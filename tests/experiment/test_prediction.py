@@ -101,6 +101,17 @@ def test_a_local_run_shows_both(tmp_path: Path) -> None:
     assert "sent in a round" in words
 
 
+def test_an_emulated_run_has_the_latencies_that_are_predicted(tmp_path: Path) -> None:
+    file = tmp_path / "slow.toml"
+    file.write_text(FILE.replace("METHOD", "fedavg") + "[execution]\nemulate = true\n")
+    result = run_experiment(load_experiment(file), runtime="local", out=tmp_path / "run")
+    # Each way is as long as both of its ends: 10 ms and the server's 5, there and back.
+    for side in ("measured", "predicted"):
+        assert result.summary["predicted"]["round_s"][side] > 2 * (0.01 + 0.005)
+    page = (tmp_path / "run" / "report.html").read_text()
+    assert "slowed to the file&#x27;s devices, over loopback" in page
+
+
 def test_without_the_prediction(tmp_path: Path) -> None:
     built = built_of(tmp_path, "fedavg")
     result = run_experiment(built.experiment, runtime="local", out=tmp_path / "run", predict=False)

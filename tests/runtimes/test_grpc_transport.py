@@ -145,7 +145,7 @@ def test_models_to_two_nodes_share_the_uplink_frame_by_frame() -> None:
 
 def test_rate_uplink_and_latency_set_the_time_of_a_transfer() -> None:
     async def program() -> None:
-        async with pair(second={"latency_s": 0.05}) as (a, b):
+        async with pair(second={"latencies_s": (0.05, 0.0)}) as (a, b):
             began = time.monotonic()
             await a.deliver(0, 1, Blob(bytes(300_000)), rate_bytes_per_s=1e6)
             assert 0.34 < time.monotonic() - began < 0.5, "0.3 s at the rate, and the receipt's 0.05 s"

@@ -72,7 +72,7 @@ class GrpcRuntime(Interpreter):
     """Runs the nodes that one process hosts.
 
     emulate: computing is slowed to each node's device profile, and, but in a lab, sending is paced at its
-    planned uplink.
+    planned uplink and held back for the planned latency of the pair.
     pool: the worker thread that trains; shared by runtimes of one Python process. listen: where the process
     serves, when not at its address. probes: a process that joins for the first time measures its way to the
     lead, once and briefly. life: of its nodes; keeps: whether the others keep what they have sent
@@ -113,8 +113,9 @@ class GrpcRuntime(Interpreter):
         self._probes = probes and place.index != LEAD and life == 0 and not place.on_loopback
         self._elapsed_s = 0.0
         self._leaving = False
-        access = plan.network.access[place.hosted[0]]
+        here = place.hosted[0]
         paced = emulate and not place.lab
+        ways_s = [plan.network.latency_s(here, nodes[0]) for nodes in place.nodes_of]
         self._transport = Transport(
             index=place.index,
             addresses=place.addresses,
@@ -127,8 +128,8 @@ class GrpcRuntime(Interpreter):
             on_back=self._heard_back,
             on_control=self._control,
             limits=self._limits,
-            uplink_bytes_per_s=access.up_bytes_per_s if paced else None,
-            latency_s=access.latency_s if paced else 0.0,
+            uplink_bytes_per_s=plan.network.access[here].up_bytes_per_s if paced else None,
+            latencies_s=ways_s if paced else (),
             life=life,
             keeps=keeps,
             listen=listen,

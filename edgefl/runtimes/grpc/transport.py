@@ -72,7 +72,8 @@ class Transport:
     on_message(receiver, message): a message has come; once each, in order per (sender, kind).
     on_gone(node), on_back(node, life): a process stayed away for `limits.grace_s`, or has returned.
     on_control(process, kind, body): a note has come.
-    uplink_bytes_per_s, latency_s: a slower link that this process is to keep to, one way.
+    uplink_bytes_per_s: a slower uplink that this process is to keep to. latencies_s: of the way to each
+    process, one way, which is to seem so long; none where not given.
     """
 
     def __init__(
@@ -90,7 +91,7 @@ class Transport:
         on_control: Callable[[int, str, bytes], None],
         limits: Limits | None = None,
         uplink_bytes_per_s: float | None = None,
-        latency_s: float = 0.0,
+        latencies_s: Sequence[float] = (),
         life: int = 0,
         keeps: bool = False,
         listen: str | None = None,
@@ -102,7 +103,7 @@ class Transport:
         # Random on purpose: it tells a reconnect from another process, and no result depends on it.
         instance = os.urandom(16)
         self._me = Identity(index, tuple(nodes_of[index]), life, run_id, digest, instance)
-        self._uplink, self._latency_s = Uplink(uplink_bytes_per_s), latency_s
+        self._uplink, self._latencies_s = Uplink(uplink_bytes_per_s), tuple(latencies_s)
         self._memory = Memory(self._limits.memory_budget_bytes)
         self._keeps = keeps
         self._handed: dict[Handed, weakref.ref[Message]] = {}
@@ -418,7 +419,7 @@ class Transport:
             peer.outbox,
             peer.take,
             uplink=self._uplink,
-            latency_s=self._latency_s,
+            latency_s=self._latencies_s[peer.index] if self._latencies_s else 0.0,
             stats=self.stats,
         )
         peer.arrive(hello, connection)
