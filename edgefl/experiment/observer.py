@@ -182,6 +182,8 @@ class RunObserver:
         # The mean model is in no process of several: there, each one's own model stands for it.
         if evaluates == "server" or evaluates == "each" or (evaluates == "mean" and not self._alone):
             return {i: model for i, model in self._models.items() if i in self._chosen}
+        if evaluates == "parts" and not self._alone and (self._parts or 0 not in self.hosted):
+            return {}  # over several processes the parts of a model meet only at the end
         joint = self.joint_model()
         if evaluates == "personal" and joint is not None:
             # Over several processes a client's part and the server's meet only at the end.

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Coroutine, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal, Self, TypeVar
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from edgefl.data import Batch
@@ -22,7 +22,7 @@ from edgefl.learning.model import Model
 from edgefl.learning.work import StageBackward, StageForward, StageGradient, Work
 from edgefl.nodes import Back, Gone, Message, MethodConfig, Node, Task
 from edgefl.parameters import Vector, WeightedMean
-from edgefl.parameters.quantise import dequantise, quantise
+from edgefl.parameters.crossing import WHOLE, Packing, unpacked
 
 State = tuple[Tensor, ...] | None
 Turn = tuple[int, int]
@@ -30,15 +30,26 @@ Turn = tuple[int, int]
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
 
-_LEVELS, _BUCKET = 127, 512  # a sign and 7 bits; a scale of 4 bytes for each 512 values
-
 
 class CutConfig(MethodConfig):
-    """What crosses the cut; batches, steps and rate are [train]'s."""
+    """What crosses the cut (its relative error is recorded as cut_error); the rest is [train]'s."""
 
     cut_bits: Literal[32, 8] = 32
-    """Bits per value at the cut. 8: rounded up or down by keyed chance, unbiased, on a scale per 512 values;
-    the relative error of each crossing is recorded as cut_error."""
+    """Bits per value at the cut. 8: rounded by keyed chance, unbiased, on a scale per 512 values."""
+    cut_keep: float = Field(default=1.0, gt=0, le=1)
+    """Share of the values that cross, those of largest magnitude, with 32 bits; the others arrive as 0."""
+    cut_noise: float = Field(default=0.0, ge=0)
+    """Standard deviation of the normal noise that a client adds to its smashed data, on their own scale."""
+
+    @property
+    def packing(self) -> Packing:
+        return Packing(self.cut_bits, self.cut_keep, self.cut_noise)
+
+    @model_validator(mode="after")
+    def _one_way_to_be_small(self) -> Self:
+        if self.cut_bits == 8 and self.cut_keep < 1:
+            raise ValueError("cut_keep below 1 goes with cut_bits = 32")
+        return self
 
 
 class OneCutConfig(CutConfig):
@@ -50,30 +61,32 @@ class OneCutConfig(CutConfig):
 
 @dataclass(frozen=True)
 class Across(Message):
-    """What crosses a cut for one batch. values: a tensor of this shape, or its scales and 8-bit codes.
+    """What crosses a cut for one batch. values: a tensor of this shape, packed.
 
     A sender that goes through its turn again, after it was restarted, says the same again.
     """
 
     stale_by = "turn"
     once_by = ("sender", "turn", "step")
+    noisy: ClassVar[bool] = False
+    """Leaves a client, and takes the noise that is asked for."""
     turn: tuple[int, int]
     step: int
     shape: tuple[int, ...]
     values: tuple[Tensor, ...]
 
     def tensor(self) -> Tensor:
-        """The tensor that crossed. Raises ValueError for codes that do not fit the shape."""
+        """The tensor that crossed. Raises ValueError for values that do not fit the shape."""
         if len(self.values) == 1:
             return self.values[0].view(self.shape)
-        scales, codes = self.values
-        return dequantise(scales, codes, math.prod(self.shape), _LEVELS, _BUCKET).view(self.shape)
+        return unpacked(self.values, math.prod(self.shape)).view(self.shape)
 
 
 @dataclass(frozen=True)
 class SmashedData(Across):
     """The front's output for a batch, and the labels where they are shared."""
 
+    noisy = True
     labels: Tensor | None = None
 
 
@@ -129,11 +142,11 @@ class Part:
 
 @dataclass(frozen=True)
 class Link:
-    """One end of a cut in one turn: to whom, how many bits per value, at what rate (None: as it comes)."""
+    """One end of a cut in one turn: to whom, how tensors are packed, at what rate (None: as it comes)."""
 
     to: int
     turn: Turn
-    bits: int = 32
+    packing: Packing = WHOLE
     rate_bytes_per_s: float | None = None
 
     @property
@@ -141,7 +154,7 @@ class Link:
         return self.turn[1]
 
     def send(self, node: Node, kind: type[Across], step: int, values: Tensor, **more: Any) -> None:
-        """Send a tensor across the cut; with 8 bits, record its relative error."""
+        """Send a tensor across the cut; record its relative error where it has one."""
         node.send(
             self.to, crossing(node, kind, self, step, values, **more), rate_bytes_per_s=self.rate_bytes_per_s
         )
@@ -150,10 +163,11 @@ class Link:
 def crossing(node: Node, kind: type[Across], link: Link, step: int, values: Tensor, **more: Any) -> Across:
     """The message of a tensor that crosses a cut."""
     shape = tuple(values.shape)
-    if link.bits == 32:
+    packing = link.packing if kind.noisy else replace(link.packing, noise=0.0)
+    if packing.exact:
         return kind(link.turn, step, shape, (values,), **more)
     rng = node.rng(f"cut {kind.__name__}", link.to, *link.turn, step)
-    message = kind(link.turn, step, shape, quantise(values.reshape(-1), _LEVELS, _BUCKET, rng, "max"), **more)
+    message = kind(link.turn, step, shape, packing.pack(values, rng), **more)
     size = float(torch.linalg.vector_norm(values))
     node.record(cut_error=float(torch.linalg.vector_norm(message.tensor() - values)) / size if size else 0.0)
     return message
@@ -183,9 +197,9 @@ class FrontTurn:
     work has taken. losses: of batches whose loss is taken here.
     """
 
-    def __init__(self, node: Node, m: Front, front: Part | None, bits: int) -> None:
+    def __init__(self, node: Node, m: Front, front: Part | None, packing: Packing) -> None:
         self.node, self.m, self.part = node, m, front
-        self.link = Link(m.sender, m.turn, bits, m.rate_bytes_per_s)
+        self.link = Link(m.sender, m.turn, packing, m.rate_bytes_per_s)
         self.stage = node.model.stage(0, m.cut) if m.cut else None
         self.whole = m.cut == len(node.model.blocks)
         self.busy_s = 0.0
@@ -275,7 +289,7 @@ async def serve_turns(
 async def shared_front(node: Node, m: Front, saved: dict[str, Any]) -> dict[str, Any]:
     """A turn on a front that comes with it: nothing stays at the client."""
     assert m.parameters is not None
-    turn = FrontTurn(node, m, Part(m.parameters, m.state), node.config.cut_bits)
+    turn = FrontTurn(node, m, Part(m.parameters, m.state), node.config.packing)
     node.send(m.sender, await turn.run(), rate_bytes_per_s=m.rate_bytes_per_s)
     return {}
 

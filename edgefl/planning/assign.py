@@ -16,6 +16,7 @@ from edgefl.learning.learner import Learner
 from edgefl.learning.workload import Workload
 from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import RunPlan
+from edgefl.parameters.crossing import WHOLE, Packing
 from edgefl.planning import hsfl
 from edgefl.planning.edgesplit import (
     CutPlan,
@@ -34,7 +35,9 @@ class EdgeSplitSettings(Protocol):
     plan: Any
     allow_local: bool
     own_link_caps: bool
-    cut_bits: Any
+
+    @property
+    def packing(self) -> Packing: ...
 
 
 class HSFLSettings(Protocol):
@@ -44,7 +47,9 @@ class HSFLSettings(Protocol):
     allow_local: bool
     fading: float
     channels: int | None
-    cut_bits: Any
+
+    @property
+    def packing(self) -> Packing: ...
 
 
 @dataclass(frozen=True)
@@ -85,14 +90,18 @@ class SplitFleet:
         return cls(seed, learner, view.profile(0), capacity, ids, tuple(devices))
 
     def costs(
-        self, bits: int, *, moves_front: bool = True, slowdowns: Sequence[float] | None = None
+        self,
+        packing: Packing = WHOLE,
+        *,
+        moves_front: bool = True,
+        slowdowns: Sequence[float] | None = None,
     ) -> list[SplitCost]:
         """Each client's costs by cut; slowdowns: of its computing, by client."""
         factors = slowdowns or [1.0] * len(self.devices)
         return [
             split_cost(
                 self.learner, d.profile, self.server, d.workload, d.num_examples,
-                latency_s=d.latency_s, bits=bits, moves_front=moves_front, slowdown=factor,
+                latency_s=d.latency_s, packing=packing, moves_front=moves_front, slowdown=factor,
             )
             for d, factor in zip(self.devices, factors, strict=True)
         ]  # fmt: skip
@@ -114,7 +123,7 @@ class SplitFleet:
         new = dict(known)
         if above is None:
             return new
-        for n, cost in enumerate(self.costs(32)):
+        for n, cost in enumerate(self.costs()):
             k = self.ids[n]
             planned_s = cost.device_s[cuts[n] - 1] if cuts[n] else 0.0
             if k in busy_s and planned_s > 0:
@@ -130,7 +139,7 @@ def edgesplit_plan(
     """The cuts and rates that the settings ask for."""
     devices = []
     N = len(fleet.devices)
-    for device, cost in zip(fleet.devices, fleet.costs(config.cut_bits, slowdowns=slowdowns), strict=True):
+    for device, cost in zip(fleet.devices, fleet.costs(config.packing, slowdowns=slowdowns), strict=True):
         fixed = zip(cost.device_s, cost.server_s, cost.latency_s, strict=True)
         cap = device.link_bytes_per_s if config.own_link_caps else math.inf
         may = fleet.feasible(cost, device, config.allow_local)
@@ -153,7 +162,7 @@ def hsfl_plan(
     """The cuts and shares that the settings ask for."""
     clients = []
     B = fleet.capacity_bytes_per_s
-    costs = fleet.costs(config.cut_bits, moves_front=moves_front, slowdowns=slowdowns)
+    costs = fleet.costs(config.packing, moves_front=moves_front, slowdowns=slowdowns)
     for device, cost in zip(fleet.devices, costs, strict=True):
         alpha = tuple(a + wait for a, wait in zip(cost.device_s, cost.latency_s, strict=True))
         beta = tuple(size / B for size in cost.link_bytes)
@@ -171,7 +180,7 @@ def hsfl_plan(
 def _nothing_at_clients(fleet: SplitFleet, config: HSFLSettings) -> hsfl.HSFLPlan:
     """Cut 0 for all, at the best shares."""
     rows = [
-        raw_cost(fleet.learner, fleet.server, d.workload, d.num_examples, d.latency_s, config.cut_bits)
+        raw_cost(fleet.learner, fleet.server, d.workload, d.num_examples, d.latency_s, config.packing)
         for d in fleet.devices
     ]
     waits, sizes, seconds = np.array(rows).T
@@ -198,7 +207,7 @@ def refuse_unfit(plan: RunPlan) -> None:
     view = FleetView(plan, 0, cast(Any, None))  # nobody is alive before the run, and nobody asks
     fleet = SplitFleet.of(view, plan.learner, plan.seed)
     may_all, common = plan.config.allow_local, np.ones(len(model.blocks), bool)
-    for device, cost in zip(fleet.devices, fleet.costs(32), strict=True):
+    for device, cost in zip(fleet.devices, fleet.costs(), strict=True):
         feasible = fleet.feasible(cost, device, may_all)
         common &= feasible
         if not any(feasible):

@@ -12,6 +12,7 @@ from edgefl.learning.learner import Learner
 from edgefl.nodes import MethodConfig, Node
 from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import RunPlan
+from edgefl.parameters.crossing import Packing
 from edgefl.planning.dapple import NoPlan, Planned, plan_pipeline, with_policy
 from edgefl.planning.model_costs import ModelCosts, links_of
 from edgefl.planning.pipeline import PipelinePlan, Policy, Stage, simulated
@@ -30,6 +31,11 @@ class PipelineConfig(MethodConfig):
     cut_bits: Literal[32, 8] = 32
     """Bits per value between stages; the relative error of 8 is recorded as cut_error."""
 
+    @property
+    def packing(self) -> Packing:
+        """Of what crosses between stages."""
+        return Packing(self.cut_bits)
+
 
 def policies_of(method: str) -> tuple[Policy, ...]:
     """The schedules that a pipelined method chooses from."""
@@ -46,7 +52,7 @@ def plan_fleet(
 ) -> Planned:
     """The plan that the settings ask for, or the planner's. Raises NoPlan when memory allows none."""
     ids = view.ids()
-    costs = ModelCosts(learner, {i: view.profile(i) for i in ids})
+    costs = ModelCosts(learner, {i: view.profile(i) for i in ids}, config.packing)
     links = links_of(view, view.link_model)
     batch, num_micro = view.workload(ids[0]).batch_size, config.micro_batches
     if config.policy is not None and "gpipe" not in policies:

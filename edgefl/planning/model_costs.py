@@ -10,16 +10,21 @@ from edgefl.learning.cost import duration_s
 from edgefl.learning.learner import Learner
 from edgefl.learning.work import stage_backward_cost, stage_forward_cost
 from edgefl.nodes.node import FleetView
+from edgefl.parameters.crossing import WHOLE, Packing
 from edgefl.planning.simulate import Links
 
 
 class ModelCosts:
     """Costs of the stages of a learner's model on devices by node id; seconds of the very work items.
 
-    Fixed memory: the parameters of two versions, gradients and their sum, two versions of the state.
+    packing: of what crosses between stages. Fixed memory: the parameters of two versions, gradients and their
+    sum, two versions of the state.
     """
 
-    def __init__(self, learner: Learner, profiles: Mapping[int, DeviceProfile]) -> None:
+    def __init__(
+        self, learner: Learner, profiles: Mapping[int, DeviceProfile], packing: Packing = WHOLE
+    ) -> None:
+        self._packing = packing
         self._learner, self._profiles = learner, dict(profiles)
         self._model = learner.model
         self.num_layers = len(learner.model.blocks)
@@ -44,7 +49,7 @@ class ModelCosts:
         return seconds
 
     def cut_bytes(self, layer: int, rows: int) -> float:
-        return rows * self._model.block_counts[layer - 1].output_bytes
+        return self._packing.size_bytes(rows * self._model.block_counts[layer - 1].output_bytes // 4)
 
     def parameter_bytes(self, first: int, last: int) -> float:
         return self._model.stage(first, last).counts.parameter_bytes

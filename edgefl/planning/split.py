@@ -17,6 +17,7 @@ from edgefl.learning.model import Model
 from edgefl.learning.work import stage_backward_cost, stage_forward_cost
 from edgefl.learning.workload import Workload
 from edgefl.nodes.plan import RunPlan
+from edgefl.parameters.crossing import WHOLE, Packing
 
 BATCH_HEADER_BYTES, TURN_HEADER_BYTES = 500, 420
 """Headers of a batch's two messages and of a turn's two, about as measured: they count where data is few."""
@@ -50,13 +51,13 @@ def split_cost(
     num_examples: int,
     *,
     latency_s: float = 0.0,
-    bits: int = 32,
+    packing: Packing = WHOLE,
     moves_front: bool = True,
     slowdown: float = 1.0,
 ) -> SplitCost:
     """The costs of one device. All batches count as full ones.
 
-    latency_s: one way. bits: per value at the cut. moves_front: the front goes there and back each round.
+    latency_s: one way. packing: of what crosses. moves_front: the front goes there and back each round.
     slowdown: the device's work takes so many times what its profile says.
     """
     model, batch = learner.model, workload.batch_size
@@ -66,7 +67,7 @@ def split_cost(
         device_s=tuple(steps * slowdown * _front_s(model, l, batch, device) for l in cuts),
         server_s=tuple(steps * _rear_s(model, l, batch, server) for l in cuts),
         link_bytes=tuple(
-            steps * (crossing_bytes(model, l, batch, bits) + (BATCH_HEADER_BYTES if l < last else 0))
+            steps * (crossing_bytes(model, l, batch, packing) + (BATCH_HEADER_BYTES if l < last else 0))
             + (2 * model.stage(0, l).counts.parameter_bytes if moves_front else 0)
             + TURN_HEADER_BYTES
             for l in cuts
@@ -82,12 +83,12 @@ def raw_cost(
     workload: Workload,
     num_examples: int,
     latency_s: float,
-    bits: int,
+    packing: Packing,
 ) -> tuple[float, float, float]:
     """A round at cut 0: latencies in seconds, bytes over the link, seconds of the whole server."""
     model, batch = learner.model, workload.batch_size
     steps = workload.num_steps(num_examples)
-    size = crossing_bytes(model, 0, batch, bits) + BATCH_HEADER_BYTES
+    size = crossing_bytes(model, 0, batch, packing) + BATCH_HEADER_BYTES
     return (
         (2 * steps + 2) * latency_s,
         steps * size + TURN_HEADER_BYTES,
@@ -95,7 +96,7 @@ def raw_cost(
     )
 
 
-def crossing_bytes(model: Model, cut: int, batch: int, bits: int = 32) -> int:
+def crossing_bytes(model: Model, cut: int, batch: int, packing: Packing = WHOLE) -> int:
     """Payload bytes of one batch at a cut, smashed data, labels and gradient; 0 where all is local.
 
     At cut 0 the examples cross, and the gradient at them.
@@ -103,8 +104,7 @@ def crossing_bytes(model: Model, cut: int, batch: int, bits: int = 32) -> int:
     if cut == len(model.blocks):
         return 0
     values = batch * math.prod(model.block_counts[cut - 1].output_shape if cut else model.input_shape)
-    each = 4 * values if bits == 32 else values + 4 * -(-values // 512)
-    return 2 * each + label_bytes(model, batch)
+    return 2 * packing.size_bytes(values) + label_bytes(model, batch)
 
 
 def label_bytes(model: Model, batch: int) -> int:

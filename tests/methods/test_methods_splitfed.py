@@ -119,6 +119,29 @@ def test_eight_bits_at_the_cut_cost_a_quarter_and_their_error_is_told(method):
     assert 0 < difference < 0.02 * run(exact).results[0].values.norm()
 
 
+@pytest.mark.parametrize("method", ["split-learning", "split-learning-u", "splitfed-v1"])
+def test_a_tenth_of_the_values_at_the_cut_and_its_error_is_told(method):
+    plan = small_plan(method, 2, rounds=2, model=DEEP, train={"local_steps": 4}, cut_keep=0.1)
+    watcher = Watcher()
+    outcome = run(plan, watcher)
+    kept = 52  # of 16 x 32 values, with a bitmap
+    assert payload(outcome.traffic.table, "SmashedGradient", node=1) == 2 * 4 * (16 * 32 // 8 + 4 * kept)
+    errors = [m["cut_error"] for _, _, m in watcher.metrics if "cut_error" in m]
+    assert len(errors) == 2 * 2 * 4 * (4 if method == "split-learning-u" else 2) and 0.1 < max(errors) < 1
+    assert torch.isfinite(outcome.results[0].values).all()
+
+
+@pytest.mark.parametrize("method", ["split-learning", "split-learning-u", "splitfed-v1"])
+def test_noise_is_added_by_clients_to_their_smashed_data_alone(method):
+    plan = small_plan(method, 2, rounds=2, model=DEEP, train={"local_steps": 4}, cut_noise=0.2)
+    watcher = Watcher()
+    noisy = run(plan, watcher).results[0]
+    told = [node for node, _, m in watcher.metrics if "cut_error" in m]
+    assert sorted(told) == [1] * 8 + [2] * 8
+    exact = run(small_plan(method, 2, rounds=2, model=DEEP, train={"local_steps": 4})).results[0]
+    assert 0 < float((noisy.values - exact.values).norm()) < 0.2 * float(exact.values.norm())
+
+
 @pytest.mark.parametrize("method", ["splitfed-v1", "splitfed-v2", "parallel-split"])
 @pytest.mark.parametrize("at_s", [0.0, 0.0004, 0.0021])
 def test_a_client_that_leaves_is_left_out_and_one_that_returns_takes_part_again(method, at_s):

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from toy import Watcher
+from small import small_plan
+from toy import Watcher, access
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "methods"))
 from split_lab import CUTS, MODELS, model_plan, named_model, near, trained
@@ -52,6 +53,18 @@ def test_a_pipeline_over_grpc_is_unsplit_training_at_every_cut(name, cut):
     plan = model_plan("dapple", name, 2, stages=((cut, 1), (blocks, 1)), train={"momentum": 0.9})
     results = over_grpc(plan)
     assert near(plan.learner.model.join(results[0], results[1]), unsplit(plan, 6))
+
+
+def test_the_lead_waits_for_the_last_model_on_a_slow_line():
+    """40 kB at 40 kB/s: the report of the process, which is small, would be there a second earlier."""
+    plan = small_plan(
+        "dapple", 2, rounds=1, model={"hidden": (16, 500)}, stages=((1, 1), (3, 1)),
+        train={"local_steps": 1}, access=access(5e4),
+    )  # fmt: skip
+    observers = [Recorder() for _ in plan.nodes]
+    outcome = run_here(plan, observers, Inline(plan.learner), run_id="last", digest="last", emulate=True)
+    assert outcome.last_models[1][1] == 1
+    assert outcome.last_models[1][2].layout == plan.learner.model.stage(1, 3).layout
 
 
 @pytest.mark.slow

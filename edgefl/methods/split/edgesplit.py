@@ -69,7 +69,7 @@ async def server(node: Node) -> Vector:
         began_s = node.now()
         turns = []
         for k, cut, b in zip(clients, plan.cuts, plan.rates, strict=True):
-            link = Link(k, (node.life, t), config.cut_bits, b)
+            link = Link(k, (node.life, t), config.packing, b)
             turns.append(begin_turn(node, link, cut, w, share=1 / len(clients)))
         mean = await mean_of_turns(node, w, turns)
         w = mean.parameters

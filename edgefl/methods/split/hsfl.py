@@ -105,7 +105,7 @@ async def server(node: Node) -> Vector:
         began_s, turns = node.now(), []
         for n, k in enumerate(clients):
             rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
-            link = Link(k, (node.life, t), config.cut_bits, rate)
+            link = Link(k, (node.life, t), config.packing, rate)
             first = 0 if t == 0 else held.get(k)
             turns.append(node.start(_serve(node, link, plan.cuts[n], first, w, plan.shares.server[n])))
         rears, losses, busy_s = [], [], {}
@@ -170,7 +170,7 @@ async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any
         missing = model.stage(m.first, m.cut).cut(m.layers, has - m.first, m.cut - m.first)
         own = missing if own is None else model.stage(0, m.cut).join(own, missing)
     front = Front(m.turn, m.cut, None, None, "nothing", rate).stamped(m.sender, m.life)
-    turn = FrontTurn(node, front, None if own is None else Part(own), node.config.cut_bits)
+    turn = FrontTurn(node, front, None if own is None else Part(own), node.config.packing)
     back = await turn.run()
     own = None if turn.part is None else turn.part.parameters
     if own is not None:

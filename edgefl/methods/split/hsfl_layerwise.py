@@ -60,7 +60,7 @@ async def server(node: Node) -> Vector:
         began_s, turns = node.now(), []
         for n, k in enumerate(clients):
             rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
-            link = Link(k, (node.life, t), config.cut_bits, rate)
+            link = Link(k, (node.life, t), config.packing, rate)
             turns.append(begin_turn(node, link, plan.cuts[n], w, share=plan.shares.server[n]))
         mean = await mean_of_turns(node, w, turns)
         w = mean.parameters

@@ -84,7 +84,7 @@ async def _union_step(node: Node, rear: Part, batches: list[SmashedData], t: int
     g: StageGradient = await node.compute(StageBackward(stage, rear.parameters, smashed, labels=labels))
     assert g.input is not None and g.loss is not None
     for m, rows in zip(batches, torch.split(g.input, [m.shape[0] for m in batches]), strict=True):
-        link = Link(m.sender, m.turn, node.config.cut_bits)
+        link = Link(m.sender, m.turn, node.config.packing)
         link.send(node, SmashedGradient, m.step, rows * (len(smashed) / len(rows)))
     return rear.stepped(node, g.parameters, t), g.loss
 

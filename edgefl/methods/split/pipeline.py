@@ -330,7 +330,7 @@ class Member:
         assert self.plan is not None
         first = self.plan.stages[self.s].rows(size)[self.r][0]
         for to, begin, end in self._shared(other, size):
-            link = Link(to, self.attempt, self.node.config.cut_bits)
+            link = Link(to, self.attempt, self.node.config.packing)
             link.send(self.node, kind, k * self.plan.num_micro + m, values[begin - first : end - first])
 
     async def _gathered(self, kind: type[Across], k: int, m: int, other: int, size: int) -> Tensor:

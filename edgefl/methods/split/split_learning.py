@@ -60,7 +60,7 @@ async def take_turns(node: Node, kind: type[RearTurn]) -> Vector:
         node.take(Back)
         losses = []
         for k in clients:
-            link = Link(k, (node.life, t), config.cut_bits)
+            link = Link(k, (node.life, t), config.packing)
             node.send(k, Front(link.turn, cut, front.parameters, front.state, returns))
             turn = kind(node, link, cut, rear)
             served = await turn.run()

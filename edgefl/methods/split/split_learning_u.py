@@ -57,6 +57,8 @@ class Ends(Message):
 class SmashedData(Across):
     """a: the front's output."""
 
+    noisy = True
+
 
 @dataclass(frozen=True)
 class Features(Across):
@@ -86,7 +88,7 @@ async def server(node: Node) -> Vector:
         node.take(Back)
         losses = []
         for k in clients:
-            link = Link(k, (node.life, t), config.cut_bits)
+            link = Link(k, (node.life, t), config.packing)
             node.send(k, Ends(link.turn, front.parameters, head.parameters, front.state, head.state))
             middle, m = await _serve(node, link, middle)
             if m is not None:
@@ -131,7 +133,7 @@ async def client(node: Node) -> None:
 
 async def _turn(node: Node, m: Ends, saved: dict[str, Any]) -> dict[str, Any]:
     assert node.data is not None
-    link = Link(m.sender, m.turn, node.config.cut_bits)
+    link = Link(m.sender, m.turn, node.config.packing)
     front, head = Part(m.front, m.front_state), Part(m.head, m.head_state)
     losses = []
     for step in steps_of(node, link.round):

@@ -47,7 +47,7 @@ async def server(node: Node) -> Vector:
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
         node.take(Back)
-        links = [Link(k, (node.life, t), config.cut_bits) for k in clients]
+        links = [Link(k, (node.life, t), config.packing) for k in clients]
         turns = [begin_turn(node, link, config.cut, w) for link in links]
         mean = await mean_of_turns(node, w, turns, config.round_deadline_s)
         w = mean.parameters

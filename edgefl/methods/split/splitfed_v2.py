@@ -51,7 +51,7 @@ async def server(node: Node) -> Vector:
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
         node.take(Back)
-        turn = RearTurn(node, Link(-1, (node.life, t), config.cut_bits), cut, rear)
+        turn = RearTurn(node, Link(-1, (node.life, t), config.packing), cut, rear)
         node.send(clients, Front(turn.link.turn, cut, front))
         mean = await _serve(node, turn, t, WeightedMean(front.layout))
         front, rear = mean.value(otherwise=front), turn.rear or rear
@@ -72,7 +72,7 @@ async def _serve(node: Node, turn: RearTurn, t: int, mean: WeightedMean) -> Weig
             continue
         m = await node.receive(SmashedData, FrontBack, Gone, Back, sender=k, turn=turn.link.turn)
         if isinstance(m, SmashedData):
-            turn.link = Link(k, turn.link.turn, turn.link.bits)
+            turn.link = Link(k, turn.link.turn, turn.link.packing)
             await turn.step(m)
         elif isinstance(m, FrontBack) and m.parameters is not None:
             mean.add(m.parameters, node.fleet.num_examples(k))  # n_k / sum n_k

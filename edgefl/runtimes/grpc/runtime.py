@@ -322,10 +322,11 @@ class GrpcRuntime(Interpreter):
     async def _gather_reports(self) -> None:
         """Send this process's records to the lead, or be the lead and wait for the others'."""
         if self.place.index != LEAD:
+            # The models first: the lead ends when it has the reports, which would overtake them.
             sent = [self._sent(model) for model in self._last.values()]
-            self._transport.control(LEAD, "report", json.dumps(self._report()).encode())
             with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.gather(*sent), self._limits.flush_s)
+                await asyncio.wait_for(asyncio.gather(*sent), self._limits.grace_s)
+            self._transport.control(LEAD, "report", json.dumps(self._report()).encode())
             return
         deadline_s = self._loop.time() + self._limits.grace_s
         while missing := [p for p in self._others() if p not in self._reports]:
