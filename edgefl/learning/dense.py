@@ -1,6 +1,6 @@
 """Many stacks of dense layers, trained or evaluated side by side, without autograd.
 
-Legend of shape suffixes: S steps, G models side by side, B examples of a batch, D inputs, P parameters.
+Legend of shape suffixes: G models side by side, P parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class DenseGroups:
     ) -> None:
         """model: a narrower one, the learner's where None. beside: groups whose data is shared."""
         self.learner, self.model = learner, model or learner.model
-        self._layers = layers
+        self._stacks = Stacks(self.model.task, layers)
         self._data: dict[Dataset, tuple[Tensor, Tensor]] = {} if beside is None else beside._data
 
     def train(self, works: Sequence[LocalSGD]) -> list[Trained]:
@@ -66,67 +66,52 @@ class DenseGroups:
 
     def _descend(self, works: Sequence[LocalSGD], streams: Streams) -> Run:
         """Steps of plain SGD."""
-        stacks = Stacks.of(self.model.task, self._layers, self._values(works), own=True)
-        loss = self._zeros(len(works))
-        move_G1 = self._rates(works).neg_()
-        for chunk in streams:
-            a = chunk.active[0]
-            losses = stacks.first(a).descend(chunk.x, chunk.y, chunk.weight * move_G1[:a], chunk.active)
-            loss[:a] += losses.mul_(chunk.weight).sum((0, 2))
-        return stacks.rows(), loss, ()
+        values, loss = self._stacks.train(self._values(works), streams, self._rates(works))
+        return values, loss, ()
 
     def _optimise(self, works: Sequence[LocalSGD], streams: Streams) -> Run:
         """Steps of any optimiser."""
-        optimizer, task = self.learner.optimizer, self.model.task
-        values, state = self._values(works).contiguous(), self._states(works)
-        gradient, loss = torch.empty_like(values), self._zeros(len(works))
-        stacks, slopes = (Stacks.of(task, self._layers, rows) for rows in (values, gradient))
+        optimizer = self.learner.optimizer
+        values, state = self._values(works).clone(memory_format=torch.contiguous_format), self._states(works)
+        loss, rate_G1 = values.new_zeros(len(works)), self._rates(works).unsqueeze(1)
         anchor = self._rows([w.anchor or w.parameters for w in works]) if works[0].proximal_mu else None
         corrections = [w.correction for w in works if w.correction is not None]
         shift = self._rows(corrections) if corrections else None
         mu_G1 = values.new_tensor([[w.proximal_mu] for w in works])
-        rate_G1 = self._rates(works)
-        for chunk in streams:
-            for s, a in enumerate(chunk.active):
-                here, slope, weight = values[:a], gradient[:a], chunk.weight[s, :a]
-                losses = stacks.first(a).gradient(slopes.first(a), chunk.x[s, :a], chunk.y[s, :a], weight)
-                loss[:a] += losses.mul_(weight).sum(1)
-                if anchor is not None:
-                    slope.addcmul_(here - anchor[:a], mu_G1[:a])
-                if shift is not None:
-                    slope.add_(shift[:a])
-                optimizer.clip_(slope)
-                optimizer.step_(here, slope, tuple(t[:a] for t in state), rate_G1[:a])
+        for step, a in enumerate(streams.active):
+            here = values[:a]
+            slope, losses = self._stacks.gradients(here, streams, step)
+            loss[:a] += losses
+            if anchor is not None:
+                slope.addcmul_(here - anchor[:a], mu_G1[:a])
+            if shift is not None:
+                slope.add_(shift[:a])
+            optimizer.clip_(slope)
+            optimizer.step_(here, slope, tuple(t[:a] for t in state), rate_G1[:a])
         return values, loss, state
 
     def gradients(self, works: Sequence[Gradient]) -> list[GradientResult]:
         """One mini-batch gradient of several nodes on one data set."""
         nodes = [(w.data, range(w.step, w.step + 1)) for w in works]
-        (chunk,) = self._streams(nodes, works[0].workload.batch_size)
-        values = self._values(works)
-        gradient = values.new_empty(values.shape)
-        stacks, slopes = (Stacks.of(self.model.task, self._layers, rows) for rows in (values, gradient))
-        losses = stacks.gradient(slopes, chunk.x[0], chunk.y[0], chunk.weight[0])
+        streams = self._streams(nodes, works[0].workload.batch_size)
+        gradient, losses = self._stacks.gradients(self._values(works), streams)
         self.learner.optimizer.clip_(gradient)
-        means = losses.mul_(chunk.weight[0]).sum(1).tolist()
-        return [GradientResult(v, mean) for v, mean in zip(self._vectors(gradient), means, strict=True)]
+        pairs = zip(self._vectors(gradient), losses.tolist(), strict=True)
+        return [GradientResult(vector, loss) for vector, loss in pairs]
 
     def evaluate(self, works: Sequence[Evaluate]) -> list[Evaluation]:
         """Several models on one batch of examples."""
-        batch, task, count = works[0].batch, self.model.task, len(works)
+        batch, task, values = works[0].batch, self.model.task, self._values(works)
         check_examples(batch)
-        stacks = Stacks.of(task, self._layers, self._values(works))
-        device, size = self.learner.device, self.learner.evaluated_at_once
-        loss, correct = self._zeros(count).double(), self._zeros(count)
-        x, y = batch.x.flatten(1).to(device), batch.y.to(device)
-        for x_BD, y_B in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            y_GB = y_B.expand(count, *y_B.shape)
-            output = stacks.outputs(x_BD.expand(count, *x_BD.shape))
-            if task == "classification":
-                correct += (output.argmax(1) == y_GB).sum(1)
-            loss += stacks.losses(output, y_GB).sum(1)
-        found = zip((loss / len(batch)).tolist(), correct.tolist(), strict=True)
-        return [Evaluation(mean, len(batch), tasks.metrics(task, mean, k, len(batch))) for mean, k in found]
+        size, n = self.learner.evaluated_at_once, len(batch)
+        loss, right = values.new_zeros(len(works), dtype=torch.float64), values.new_zeros(len(works))
+        x, y = batch.x.flatten(1).to(values.device), batch.y.to(values.device)
+        for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+            some_loss, some_right = self._stacks.evaluate(values, some_x, some_y)
+            loss += some_loss
+            right += some_right
+        found = zip((loss / n).tolist(), right.tolist(), strict=True)
+        return [Evaluation(mean, n, tasks.metrics(task, mean, k, n)) for mean, k in found]
 
     def _streams(self, nodes: Sequence[tuple[LocalData, range]], batch_size: int) -> Streams:
         dataset = nodes[0][0].dataset
@@ -150,12 +135,9 @@ class DenseGroups:
             return first.to(self.learner.device).expand(len(vectors), -1)
         return torch.stack([v.values for v in vectors]).to(self.learner.device)
 
-    def _zeros(self, count: int) -> Tensor:
-        return torch.zeros(count, device=self.learner.device)
-
     def _rates(self, works: Sequence[LocalSGD]) -> Tensor:
-        """(G, 1) the learning rate of each item's round."""
-        rates = [[self.learner.optimizer.rate(w.round)] for w in works]
+        """(G,) the learning rate of each item's round."""
+        rates = [self.learner.optimizer.rate(w.round) for w in works]
         return torch.tensor(rates, device=self.learner.device)
 
     def _states(self, works: Sequence[LocalSGD]) -> tuple[Tensor, ...]:

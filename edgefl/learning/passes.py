@@ -5,10 +5,11 @@ many small operators without holding the interpreter's lock: threads then train 
 program's own events. The operators and their order are the same, and so are the results, bit for bit. In them
 can only be what torch's script language knows.
 
-Legend of shape suffixes: S steps, G models side by side, B examples of a batch, D a layer's inputs, U its
-units, K outputs. weights: (G, U, D) of each layer; biases: (G, U); relus: whether a ReLU follows. Hidden
-layers lie example by example, (G, B, U), the last one output by output, (G, K, B): over few outputs a softmax
-along the last dimension measured eight times slower than along the one before.
+Legend of shapes: S steps, G models side by side, P parameters, B examples of a batch, D a layer's inputs, U
+its units, K outputs. values (G, P): models as rows. places: of each layer where its weights and its biases
+begin in a row, its units and its inputs; relus: whether a ReLU follows. weights: (G, U, D) of each layer;
+biases: (G, U). Hidden layers lie example by example, (G, B, U), the last one output by output, (G, K, B): over
+few outputs a softmax along the last dimension measured eight times slower than along the one before.
 """
 
 from __future__ import annotations
@@ -74,25 +75,38 @@ def backward(
         d = below
 
 
-def gradient(
-    weights: list[Tensor],
-    biases: list[Tensor],
+def layers_of(values: Tensor, places: list[list[int]]) -> tuple[list[Tensor], list[Tensor]]:
+    """Weights and biases as views of the rows."""
+    weights, biases = [values[:0]], [values[:0]]
+    for weight, bias, units, inputs in places:
+        weights.append(values[:, weight : weight + units * inputs].view(-1, units, inputs))
+        biases.append(values[:, bias : bias + units])
+    return weights[1:], biases[1:]
+
+
+def gradients(
+    values: Tensor,
+    places: list[list[int]],
     relus: list[bool],
     regression: bool,
     x: Tensor,
     y: Tensor,
+    index: Tensor,
     weight: Tensor,
-    into_weights: list[Tensor],
-    into_biases: list[Tensor],
-) -> Tensor:
-    """Write the gradient of each model's weighted loss over its own batch; returns the losses, (G, B).
+) -> tuple[Tensor, Tensor]:
+    """The gradient of each model's mean loss over its own batch, (G, P), and these losses, (G,).
 
-    weight (G, B): of each example in its batch's mean.
+    x (n, D), y (n, ...): the data set. index (G, B): the batches; weight (G, B): of each example in its mean.
     """
-    outputs = forward(weights, biases, relus, x)
-    loss, slope = output_slope(outputs[-1], y, weight, regression)
+    weights, biases = layers_of(values, places)
+    into = torch.empty_like(values, memory_format=torch.contiguous_format)
+    into_weights, into_biases = layers_of(into, places)
+    flat, shape = index.flatten(), [index.size(0), index.size(1)]
+    outputs = forward(weights, biases, relus, torch.unflatten(x.index_select(0, flat), 0, shape))
+    labels = torch.unflatten(y.index_select(0, flat), 0, shape)
+    losses, slope = output_slope(outputs[-1], labels, weight, regression)
     backward(weights, relus, outputs, slope, into_weights, into_biases, False)
-    return loss
+    return into, losses.mul_(weight).sum(1)
 
 
 def descend(
@@ -123,8 +137,69 @@ def descend(
     return losses
 
 
+def train(
+    values: Tensor,
+    places: list[list[int]],
+    relus: list[bool],
+    regression: bool,
+    x: Tensor,
+    y: Tensor,
+    index: Tensor,
+    weight: Tensor,
+    rates: Tensor,
+    active: list[int],
+    at_once: int,
+) -> tuple[Tensor, Tensor]:
+    """Plain SGD: the new models, (G, P), and the sums over the steps of their batches' losses, (G,).
+
+    index, weight (S, G, B): as for `gradients`, step by step. rates: (G,). active: how many models have each
+    step, the first ones. at_once: steps whose examples are gathered at a time.
+    """
+    views, bias_views = layers_of(values, places)
+    weights = [t.clone(memory_format=torch.contiguous_format) for t in views]
+    biases = [t.clone(memory_format=torch.contiguous_format) for t in bias_views]
+    move, total = weight * -rates.view(1, -1, 1), torch.zeros_like(rates)
+    for start in range(0, len(active), at_once):
+        stop = min(start + at_once, len(active))
+        a, part = active[start], index[start:stop, : active[start]]
+        flat, shape = part.flatten(), [part.size(0), part.size(1), part.size(2)]
+        losses = descend(
+            [t[:a] for t in weights],
+            [t[:a] for t in biases],
+            relus,
+            regression,
+            torch.unflatten(x.index_select(0, flat), 0, shape),
+            torch.unflatten(y.index_select(0, flat), 0, shape),
+            move[start:stop, :a],
+            active[start:stop],
+        )
+        total[:a] += losses.mul_(weight[start:stop, :a]).sum([0, 2])
+    new = torch.empty_like(values, memory_format=torch.contiguous_format)
+    into_weights, into_biases = layers_of(new, places)
+    for i in range(len(weights)):
+        into_weights[i].copy_(weights[i])
+        into_biases[i].copy_(biases[i])
+    return new, total
+
+
+def evaluate(
+    values: Tensor, places: list[list[int]], relus: list[bool], regression: bool, x: Tensor, y: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Of each model on the same examples x (n, D), y (n, ...): the sum of its losses and of right classes."""
+    count, shape = values.size(0), [values.size(0)]
+    shape.extend(y.size())
+    weights, biases = layers_of(values, places)
+    output = forward(weights, biases, relus, x.expand([count, x.size(0), x.size(1)]))[-1]
+    labels = y.expand(shape)
+    right = torch.zeros_like(values[:, 0])
+    if not regression:
+        right += (output.argmax(1) == labels).sum(1)
+    losses, _ = output_slope(output, labels, torch.ones_like(values[:, :1]), regression)
+    return losses.sum(1), right
+
+
 @functools.cache
 def compiled() -> Any:
-    """`forward`, `output_slope`, `gradient` and `descend`, to be called as here."""
-    functions = (forward, output_slope, backward, gradient, descend)
+    """`gradients`, `descend`, `train` and `evaluate`, to be called as here."""
+    functions = (forward, output_slope, backward, layers_of, gradients, descend, train, evaluate)
     return torch.jit.CompilationUnit("\n".join(inspect.getsource(function) for function in functions))

@@ -11,6 +11,7 @@ from edgefl.data import Task
 from edgefl.learning.model import Model
 from edgefl.learning.models.dense import Dense
 from edgefl.learning.passes import compiled
+from edgefl.learning.streams import Streams
 
 
 @dataclass(frozen=True)
@@ -38,68 +39,29 @@ def dense_layers(model: Model) -> tuple[Layer, ...] | None:
 
 
 class Stacks:
-    """G models of one shape, weights (G, U, D) and biases (G, U) of each layer. Suffixes as in `passes`."""
+    """What is done with models of one shape that lie as rows of a matrix, values (G, P), only to be read."""
 
-    def __init__(
-        self, task: Task, layers: tuple[Layer, ...], weights: list[Tensor], biases: list[Tensor]
-    ) -> None:
-        self.task, self.layers = task, layers
-        self.weights, self.biases = weights, biases
-        self._relus, self._regression = [at.relu for at in layers], task == "regression"
+    def __init__(self, task: Task, layers: tuple[Layer, ...]) -> None:
+        places = [[at.weight.start, at.bias.start, at.units, at.inputs] for at in layers]
+        self._shape = places, [at.relu for at in layers], task == "regression"
         self._passes = compiled()
 
-    @classmethod
-    def of(cls, task: Task, layers: tuple[Layer, ...], values_GP: Tensor, *, own: bool = False) -> Stacks:
-        """The models in the rows of a matrix: as views of it or, own, as copies that lie layer by layer."""
-        weights = [values_GP[:, at.weight].view(-1, at.units, at.inputs) for at in layers]
-        biases = [values_GP[:, at.bias] for at in layers]
-        if own:
-            weights, biases = [_copy(t) for t in weights], [_copy(t) for t in biases]
-        return cls(task, layers, weights, biases)
-
-    def first(self, count: int) -> Stacks:
-        """The first so many models, as views."""
-        if count == len(self.biases[0]):
-            return self
-        weights, biases = [t[:count] for t in self.weights], [t[:count] for t in self.biases]
-        return Stacks(self.task, self.layers, weights, biases)
-
-    def rows(self) -> Tensor:
-        """(G, P) the models as the rows of a new matrix."""
-        size = sum(at.units * (at.inputs + 1) for at in self.layers)
-        values = self.biases[0].new_empty(len(self.biases[0]), size)
-        for at, weight, bias in zip(self.layers, self.weights, self.biases, strict=True):
-            values[:, at.weight] = weight.flatten(1)
-            values[:, at.bias] = bias
-        return values
-
-    def outputs(self, x_GBD: Tensor) -> Tensor:
-        """(G, K, B) what the last layer says."""
-        outputs: list[Tensor] = self._passes.forward(self.weights, self.biases, self._relus, x_GBD)
-        return outputs[-1]
-
-    def losses(self, output_GKB: Tensor, y: Tensor) -> Tensor:
-        """The loss of each example, (G, B). y: (G, B) classes, or (G, B, ...) values."""
-        loss_GB: Tensor
-        one_11 = output_GKB.new_ones((1, 1))
-        loss_GB, _ = self._passes.output_slope(output_GKB, y, one_11, self._regression)
-        return loss_GB
-
-    def gradient(self, into: Stacks, x_GBD: Tensor, y: Tensor, weight_GB: Tensor) -> Tensor:
-        """The gradient of each model's weighted loss into models of its shape; losses, (G, B)."""
-        loss_GB: Tensor = self._passes.gradient(
-            self.weights, self.biases, self._relus, self._regression,
-            x_GBD, y, weight_GB, into.weights, into.biases,
-        )  # fmt: skip
-        return loss_GB
-
-    def descend(self, x_SGBD: Tensor, y: Tensor, move_SGB: Tensor, active: list[int]) -> Tensor:
-        """Steps of plain SGD in place, for `own` copies; returns the losses before each, (S, G, B)."""
-        loss_SGB: Tensor = self._passes.descend(
-            self.weights, self.biases, self._relus, self._regression, x_SGBD, y, move_SGB, active
+    def train(self, values: Tensor, streams: Streams, rates: Tensor) -> tuple[Tensor, Tensor]:
+        """Plain SGD at rates (G,): the new models, and the sum of each one's losses over its steps, (G,)."""
+        s = streams
+        found: tuple[Tensor, Tensor] = self._passes.train(
+            values, *self._shape, s.x, s.y, s.index, s.weight, rates, s.active, s.at_once
         )
-        return loss_SGB
+        return found
 
+    def gradients(self, values: Tensor, streams: Streams, step: int = 0) -> tuple[Tensor, Tensor]:
+        """At one step of streams, of the first so many models: the gradients, and the losses, (G,)."""
+        s, a = streams, len(values)
+        index, weight = s.index[step, :a], s.weight[step, :a]
+        found: tuple[Tensor, Tensor] = self._passes.gradients(values, *self._shape, s.x, s.y, index, weight)
+        return found
 
-def _copy(tensor: Tensor) -> Tensor:
-    return tensor.clone(memory_format=torch.contiguous_format)
+    def evaluate(self, values: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """On examples x (n, D), y (n, ...), the same for all: sums of losses and of right classes, (G,)."""
+        found: tuple[Tensor, Tensor] = self._passes.evaluate(values, *self._shape, x, y)
+        return found

@@ -5,8 +5,7 @@ Legend of shape suffixes: S steps, G nodes, B examples of a batch, D inputs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -18,51 +17,31 @@ _AT_ONCE = 1 << 18
 """Inputs gathered at a time, at most, unless one step takes more: 1 MB, which stays in a core's cache."""
 
 
-@dataclass(frozen=True)
-class Chunk:
-    """Some steps. active: how many nodes have each, the first ones. Of those that have the first of them:
-    x (S, G, B, D), y (S, G, B, ...); weight (S, G, B) of each example in its batch's mean, 0 for filling."""
-
-    active: list[int]
-    x: Tensor
-    y: Tensor
-    weight: Tensor
-
-
 class Streams:
-    """The mini-batches of several nodes, some steps at a time; nodes with more steps come first."""
+    """The mini-batches of several nodes, step by step; nodes with more steps come first.
+
+    x (n, D), y (n, ...): the data set. index (S, G, B): the batches in it. weight (S, G, B): of each example
+    in its batch's mean, 0 where a batch is filled up, or a node has no such step. active: how many nodes have
+    each step. at_once: steps whose examples should be gathered at a time.
+    """
 
     def __init__(
         self, x: Tensor, y: Tensor, nodes: Sequence[tuple[LocalData, range]], batch_size: int
     ) -> None:
-        """x (n, D), y (n, ...): the data set. nodes: data and steps of each."""
-        self._x, self._y = x, y
-        self.num_nodes, self.num_steps = len(nodes), len(nodes[0][1])
+        """nodes: data and steps of each."""
+        self.x, self.y = x, y
         table = [data.rows(steps, batch_size) for data, steps in nodes]
         width = max(rows.shape[1] for rows in table)
-        index = np.zeros((self.num_steps, self.num_nodes, width), np.int64)
+        index = np.zeros((len(table[0]), len(table), width), np.int64)
         for g, rows in enumerate(table):
             # Where a batch is short its own first example fills it up, at weight 0.
             index[: len(rows), g] = rows if rows.shape[1] == width else _widened(rows, width)
         sizes = _sizes(nodes, batch_size)
         weight = (np.arange(width) < sizes[:, :, np.newaxis]) / np.maximum(sizes, 1)[:, :, np.newaxis]
-        self._index_SGB = torch.from_numpy(index).to(x.device)
-        self._weight_SGB = torch.from_numpy(weight.astype(np.float32)).to(x.device)
-        self._active: list[int] = np.count_nonzero(sizes, axis=1).tolist()
-
-    def __iter__(self) -> Iterator[Chunk]:
-        width, inputs = self._index_SGB.shape[-1], self._x.shape[1]
-        at_once = max(1, _AT_ONCE // (self.num_nodes * width * inputs))
-        for start in range(0, self.num_steps, at_once):
-            steps = slice(start, min(start + at_once, self.num_steps))
-            index_SGB = self._index_SGB[steps, : self._active[start]]
-            index, shape = index_SGB.flatten(), index_SGB.shape
-            yield Chunk(
-                self._active[steps],
-                self._x.index_select(0, index).view(*shape, -1),
-                self._y.index_select(0, index).view(*shape, *self._y.shape[1:]),
-                self._weight_SGB[steps, : self._active[start]],
-            )
+        self.index = torch.from_numpy(index).to(x.device)
+        self.weight = torch.from_numpy(weight.astype(np.float32)).to(x.device)
+        self.active: list[int] = np.count_nonzero(sizes, axis=1).tolist()
+        self.at_once = max(1, _AT_ONCE // (len(table) * width * x.shape[1]))
 
 
 def _widened(rows: np.ndarray, width: int) -> np.ndarray:

@@ -196,6 +196,14 @@ def test_auto_decides_by_the_kind_of_model() -> None:
     assert make_executor("inline", learner).describe() == {"executor": "inline"}
 
 
+def test_groups_of_large_models_are_smaller() -> None:
+    data = dataset(*IMAGE)
+    sizes = {hidden: mlp(data, hidden).layout.size for hidden in (8, 30_000, 300_000)}
+    groups = {h: Batched(Learner(mlp(data, h), TrainConfig()), 32).group for h in sizes}
+    assert groups == {8: 32, 30_000: (1 << 23) // sizes[30_000], 300_000: 4}
+    assert Batched(Learner(mlp(data, 300_000), TrainConfig()), 2).group == 2
+
+
 def test_impossible_executors_are_refused() -> None:
     learner = Learner(named_model("cnn")[0], TrainConfig())
     with pytest.raises(ConfigError, match="cnn is no stack of dense layers"):
