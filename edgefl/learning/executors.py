@@ -24,8 +24,8 @@ ExecutorName = Literal["auto", "inline", "batched", "parallel"]
 DEFAULT_GROUP = 32
 """Models of 5,000 to 160,000 parameters all ran close to their best at it (groups of 4 to 100)."""
 _MOST_VALUES, _FEW = 1 << 23, 4
-"""Parameters in one group of more than a few models: a million each, they ran twice as fast in groups of 4 or 8
-as in groups of 32, which no cache holds."""
+"""Parameters in one group of more than a few models: a million each, they ran twice as fast in groups of 4 or
+8 as in groups of 32, which no cache holds."""
 
 
 class Promise(Protocol):
@@ -136,8 +136,8 @@ class Part:
 
 
 class Batched:
-    """Items of one key become one vectorised step, at most `group` at once, fewer of large models; the rest one
-    by one.
+    """Items of one key become one vectorised step, at most `group` at once, fewer of large models; others go
+    one by one.
 
     For models of dense layers alone. workers: threads that take the groups side by side; which items make a
     group does not depend on their number. Raises ConfigError for other models, or a group below 1.

@@ -8,8 +8,8 @@ can only be what torch's script language knows.
 Legend of shapes: S steps, G models side by side, P parameters, B examples of a batch, D a layer's inputs, U
 its units, K outputs. values (G, P): models as rows. places: of each layer where its weights and its biases
 begin in a row, its units and its inputs; relus: whether a ReLU follows. weights: (G, U, D) of each layer;
-biases: (G, U). Hidden layers lie example by example, (G, B, U), the last one output by output, (G, K, B): over
-few outputs a softmax along the last dimension measured eight times slower than along the one before.
+biases: (G, U). Hidden layers lie example by example, (G, B, U), the last one output by output, (G, K, B):
+over few outputs a softmax along the last dimension measured eight times slower than along the one before.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class Vector:
         if other.layout is not self.layout and other.layout != self.layout:
             raise ValueError("vectors of one layout are needed")
         pairs = zip(self.buffers, other.buffers, strict=True)
-        buffers = tuple(op(a, b) if a.is_floating_point() else torch.maximum(a, b) for a, b in pairs)
+        buffers = tuple(op(a, b) if a.dtype.is_floating_point else torch.maximum(a, b) for a, b in pairs)
         return self._with(op(self.values, other.values), buffers)
 
     def _scale(self, op: Callable[[Tensor], Tensor]) -> Vector:
@@ -174,14 +174,15 @@ def mix(parameters: Mapping[int, Vector], row: Mapping[int, float]) -> Vector:
     first = parameters[ids[0]]
 
     def weighted(tensors: list[Tensor]) -> Tensor:
-        if not tensors[0].is_floating_point():
+        if not tensors[0].dtype.is_floating_point:
             return torch.stack(tensors).amax(0)
-        total = tensors[0].double() * row[ids[0]]
+        total = tensors[0].to(torch.float64, copy=True).mul_(row[ids[0]])
         for j, tensor in zip(ids[1:], tensors[1:], strict=True):
             total.add_(tensor, alpha=row[j])
         return total.to(tensors[0].dtype)
 
-    if any(parameters[j].layout != first.layout for j in ids):
+    others = [parameters[j].layout for j in ids[1:]]
+    if any(layout is not first.layout and layout != first.layout for layout in others):
         raise ValueError("vectors of one layout are needed")
     values = weighted([parameters[j].values for j in ids])
     buffers = tuple(weighted([parameters[j].buffers[k] for j in ids]) for k in range(len(first.buffers)))
