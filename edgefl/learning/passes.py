@@ -127,9 +127,11 @@ def descend(
     each example in its batch's mean, times minus the model's rate. active: how many models have each step.
     """
     losses = torch.zeros_like(move)
+    w, b, now = weights, biases, move.size(1)
     for s in range(len(active)):
         a = active[s]
-        w, b = [t[:a] for t in weights], [t[:a] for t in biases]
+        if a < now:
+            w, b, now = [t[:a] for t in weights], [t[:a] for t in biases], a
         outputs = forward(w, b, relus, x[s, :a])
         loss, slope = output_slope(outputs[-1], y[s, :a], move[s, :a], regression)
         backward(w, relus, outputs, slope, w, b, True)
