@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -61,6 +60,8 @@ def forget(name: str) -> None:
 @contextmanager
 def turn() -> Iterator[None]:
     """Inside, nobody else takes a lab down."""
+    import fcntl  # not on Windows, where `require` has refused by now
+
     FOLDER.mkdir(mode=0o755, exist_ok=True)
     folder = os.open(FOLDER, os.O_RDONLY)
     try:
