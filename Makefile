@@ -7,7 +7,7 @@ PIP_FLAGS ?=
 BIN := $(VENV)/bin
 METHODS := fedavg,fedasync,d-psgd,ad-psgd
 
-.PHONY: run test test-slow test-containers lint types protos docs bench clean help
+.PHONY: run test test-slow test-containers lint types protos docs bench bench-peers clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
@@ -39,7 +39,11 @@ docs: $(VENV)/.installed-docs  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 bench: $(VENV)/.installed-data,report  ## run the benchmarks, each beside a plain alternative
-	@set -e; for file in benchmarks/*.py; do echo "== $$file"; $(BIN)/python "$$file"; done
+	@set -e; for file in $(filter-out benchmarks/peers.py,$(wildcard benchmarks/*.py)); do \
+		echo "== $$file"; $(BIN)/python "$$file"; done
+
+bench-peers: $(VENV)/.installed-data,report benchmarks/.peers/.installed  ## run the benchmark beside Flower
+	$(BIN)/python benchmarks/peers.py
 
 clean:  ## remove what was built and cached; runs and the environment stay
 	rm -rf build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -48,6 +52,13 @@ clean:  ## remove what was built and cached; runs and the environment stay
 # The environment with an extra of pyproject.toml, installed anew when that file changes.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install $(PIP_FLAGS) --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+# Flower, of which edgefl is measured beside: its requirements would narrow those of edgefl's own environment.
+benchmarks/.peers/.installed:
+	$(PYTHON) -m venv benchmarks/.peers
+	benchmarks/.peers/bin/python -m pip install $(PIP_FLAGS) --quiet --disable-pip-version-check \
+		'flwr[simulation]' torch
 	@touch $@
 
 $(BIN)/python:
