@@ -58,7 +58,9 @@ class DenseGroups:
         bent = works[0].proximal_mu or works[0].correction is not None
         plain = self.learner.optimizer.is_plain and not bent
         values, loss, state = (self._descend if plain else self._optimise)(works, streams)
-        sums, vectors = loss.tolist(), self._vectors(values)
+        # The norms are wanted of every report that a server takes in; here they are taken beside other work.
+        norms = torch.linalg.vector_norm(values, dim=1).tolist()
+        sums, vectors = loss.tolist(), self._vectors(values, norms)
         return [
             Trained(vector, sums[i] / len(mine), len(mine), tuple(value_of(t[i]) for t in state) or None)
             for i, (mine, vector) in enumerate(zip(steps, vectors, strict=True))
@@ -149,7 +151,9 @@ class DenseGroups:
                     rows[i] = tensor
         return state
 
-    def _vectors(self, values_GP: Tensor) -> list[Vector]:
+    def _vectors(self, values_GP: Tensor, norms: Sequence[float | None] | None = None) -> list[Vector]:
         """The rows as values. They share the group's matrix, which lives as long as any of them: what one
         group trained is mostly wanted, and let go of, at about the same time."""
-        return [Vector(self.model.layout, row) for row in values_GP.cpu().unbind()]
+        rows, layout = values_GP.cpu().unbind(), self.model.layout
+        norms = norms or [None] * len(rows)
+        return [Vector(layout, row, norm=norm) for row, norm in zip(rows, norms, strict=True)]

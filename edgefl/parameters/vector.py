@@ -19,9 +19,12 @@ class Vector:
     parameters through every operation; integer and boolean ones (counters) take the larger of the two.
     """
 
-    __slots__ = ("buffers", "layout", "values")
+    __slots__ = ("_norm", "buffers", "layout", "values")
 
-    def __init__(self, layout: Layout, values: Tensor, buffers: tuple[Tensor, ...] = ()) -> None:
+    def __init__(
+        self, layout: Layout, values: Tensor, buffers: tuple[Tensor, ...] = (), norm: float | None = None
+    ) -> None:
+        """norm: the Euclidean one of the values, where it is known."""
         if values.shape != (layout.size,) or values.dtype != layout.dtype:
             raise ValueError(
                 f"({layout.size},) {layout.dtype} values are needed, "
@@ -29,7 +32,7 @@ class Vector:
             )
         if len(buffers) != len(layout.buffers):
             raise ValueError(f"{len(layout.buffers)} buffers are needed, found {len(buffers)}")
-        self.layout, self.values, self.buffers = layout, values, buffers
+        self.layout, self.values, self.buffers, self._norm = layout, values, buffers, norm
 
     @property
     def nbytes(self) -> int:
@@ -38,7 +41,7 @@ class Vector:
 
     def _with(self, values: Tensor, buffers: tuple[Tensor, ...]) -> Vector:
         new = object.__new__(Vector)
-        new.layout, new.values, new.buffers = self.layout, values, buffers
+        new.layout, new.values, new.buffers, new._norm = self.layout, values, buffers, None
         return new
 
     def _combine(self, other: Vector, op: Callable[[Tensor, Tensor], Tensor]) -> Vector:
@@ -97,8 +100,10 @@ class Vector:
         )
 
     def norm(self) -> float:
-        """Euclidean norm of the values."""
-        return float(torch.linalg.vector_norm(self.values))
+        """Euclidean norm of the values, taken once."""
+        if self._norm is None:
+            self._norm = float(torch.linalg.vector_norm(self.values))
+        return self._norm
 
     def named(self) -> dict[str, Tensor]:
         """Parameters (views) and buffers by name."""

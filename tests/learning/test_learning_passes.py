@@ -70,3 +70,15 @@ def test_results_of_equal_batches_do_not_depend_on_the_group(group):
         if group > 1:
             assert a.parameters.equal(b.parameters) and a.loss == b.loss
         torch.testing.assert_close(a.parameters.values, b.parameters.values, rtol=1e-5, atol=1e-6)
+
+
+def test_what_a_group_trained_knows_its_norm():
+    data = dataset(*IMAGE)
+    model = mlp(data)
+    works = [LocalSGD(model.init(), local(data, 9, i), 0, Workload(batch_size=4)) for i in range(3)]
+    for found in Batched(Learner(model, TrainConfig())).run(works):
+        assert isinstance(found, Trained)
+        vector = found.parameters
+        fresh = float(torch.linalg.vector_norm(vector.values))
+        assert vector._norm is not None and vector.norm() == pytest.approx(fresh, rel=1e-6)
+        assert (vector * 2).norm() == pytest.approx(2 * fresh, rel=1e-6)
