@@ -140,7 +140,7 @@ class Hub:
         self._capped[flow] = flow.rate
         self._capped_rate += flow.rate
         heappush(self._fastest, (-flow.rate, flow.number, flow))
-        self._links.later(flow.remaining / flow.rate, self._links.finish, flow, flow.token)
+        self._links.later(flow.remaining / flow.rate, self._links.ending, flow, flow.token)
 
     def _release(self, flow: Flow, now: float) -> None:
         """The level has sunk below a flow's own most: it joins the others."""

@@ -8,7 +8,7 @@ from typing import Any
 from edgefl.network import NetworkPlan
 from edgefl.network.maxmin import max_min
 from edgefl.runtimes.virtual.hubs import LEAST_RATE, Hub
-from edgefl.runtimes.virtual.transit import Clock, Flow
+from edgefl.runtimes.virtual.transit import Clock, Flow, Lane
 
 _LEAST_HUB = 8
 """Flows from which an end that is the centre of a star is treated as a hub; below, it gains nothing."""
@@ -17,7 +17,7 @@ _LEAST_HUB = 8
 class End:
     """One capacity and the flows that cross it now. capacity, reserved: in bytes per second."""
 
-    __slots__ = ("capacity", "crowded", "flows", "hub", "number", "reserved", "sharing")
+    __slots__ = ("capacity", "crowded", "flows", "hub", "level", "number", "reserved", "sharing")
 
     def __init__(self, number: int, capacity: float) -> None:
         self.number, self.capacity = number, capacity
@@ -25,6 +25,8 @@ class End:
         self.reserved = 0.0
         self.sharing = 0
         """Flows without a reservation."""
+        self.level = capacity
+        """What each of them got when rates were last settled."""
         self.crowded = 0
         """Flows that do not have all their other ends to themselves."""
         self.hub: Hub | None = None
@@ -43,9 +45,10 @@ class End:
         else:
             self.reserved = self.reserved - flow.reserved if len(self.flows) > self.sharing else 0.0
 
-    def share(self) -> float:
-        """What each flow without a reservation gets here."""
-        return max(0.0, self.capacity - self.reserved) / self.sharing
+    def settle(self) -> None:
+        """Bring the level to what it is now."""
+        if self.sharing:
+            self.level = max(0.0, self.capacity - self.reserved) / self.sharing
 
     def is_star(self) -> bool:
         """Whether it is the centre of a star that is worth a hub, or goes on being one."""
@@ -61,6 +64,7 @@ class SharedLinks:
 
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
         self._clock, self._on_left = clock, on_left
+        self.ending = self.finish  # bound once, for all events
         n = len(plan.access)
         self._ends = [End(i, a.up_bytes_per_s) for i, a in enumerate(plan.access)]
         self._ends += [End(n + i, a.down_bytes_per_s) for i, a in enumerate(plan.access)]
@@ -98,17 +102,18 @@ class SharedLinks:
                 hub.enter(flow, now)
             self._touch(flow)
 
-    def _crossed(self, flow: Flow) -> tuple[End, ...]:
-        """The capacities that a flow crosses: uplink, segments, downlink."""
-        up, down = self._ends[flow.lane.sender], self._ends[len(self._segment_of) + flow.lane.receiver]
-        if not self._segments:
-            return up, down
-        segments = (self._segment_of[flow.lane.sender], self._segment_of[flow.lane.receiver])
+    def _crossed(self, lane: Lane) -> tuple[End, ...]:
+        """The capacities that the flows of a lane cross: uplink, segments, downlink."""
+        up, down = self._ends[lane.sender], self._ends[len(self._segment_of) + lane.receiver]
+        segments = (self._segment_of[lane.sender], self._segment_of[lane.receiver])
         return tuple(dict.fromkeys(end for end in (up, *segments, down) if end is not None))
 
     def start(self, flow: Flow) -> None:
         flow.start_s = flow.updated_s = self._clock.clock()
-        flow.ends = self._crossed(flow)
+        lane = flow.lane
+        if not lane.crosses:
+            lane.crosses = self._crossed(lane)
+        flow.ends = lane.crosses
         self._touch(flow)
         for end in flow.ends:
             end.enter(flow)
@@ -142,15 +147,21 @@ class SharedLinks:
         """Count, as a flow comes or before it goes, who does not have the other end alone. Flows that cross
         segments are no stars, and are not counted."""
         up, down = flow.ends
-        for here, there in ((up, down), (down, up)):
-            count = len(here.flows)
-            if count > 1:
-                there.crowded += by
-            if count == 2:  # one flow beside this one: it loses, or is given back, having this end alone
-                (other,) = (f for f in here.flows if f is not flow)
-                far = other.ends[1] if other.ends[0] is here else other.ends[0]
-                far.crowded += by
-                self._dirty[far] = None
+        if len(up.flows) > 1:
+            down.crowded += by
+            self._crowd_other(flow, up, by)
+        if len(down.flows) > 1:
+            up.crowded += by
+            self._crowd_other(flow, down, by)
+
+    def _crowd_other(self, flow: Flow, here: End, by: int) -> None:
+        """Where there is one flow beside this one, it loses, or is given back, having this end alone."""
+        if len(here.flows) == 2:
+            first, second = here.flows
+            other = second if first is flow else first
+            far = other.ends[1] if other.ends[0] is here else other.ends[0]
+            far.crowded += by
+            self._dirty[far] = None
 
     def _touch(self, flow: Flow) -> None:
         if not self._dirty:
@@ -161,23 +172,27 @@ class SharedLinks:
     def _settle(self) -> None:
         now = self._clock.clock()
         for end in self._dirty:
-            if end.is_star() and not self._segments:
-                hub = end.hub if end.hub is not None else Hub(end, self, self.redistributes, now)
-                hub.settle(now)
-            elif end.hub is not None:
-                end.hub.dissolve(now)
+            end.settle()
+            if end.hub is not None or (len(end.flows) >= _LEAST_HUB and not self._segments):
+                self._settle_hub(end, now)
         loose = [end for end in self._dirty if end.hub is None and not _is_leaf(end)]
         if loose:
-            for flow, rate in self._rates(loose):
-                if rate != flow.rate:
-                    self.advance(flow, now)
-                    flow.rate = rate
-                    flow.token += 1
-                    self._clock.call_later(flow.remaining / rate, self.finish, flow, flow.token)
+            for flow, rate in self._changed(loose):
+                self.advance(flow, now)
+                flow.rate = rate
+                flow.token += 1
+                self._clock.call_later(flow.remaining / rate, self.ending, flow, flow.token)
         self._dirty.clear()
 
-    def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
-        """Rates of the flows, outside hubs, that what has changed at these ends may have changed."""
+    def _settle_hub(self, end: End, now: float) -> None:
+        if end.is_star():
+            hub = end.hub if end.hub is not None else Hub(end, self, self.redistributes, now)
+            hub.settle(now)
+        elif end.hub is not None:
+            end.hub.dissolve(now)
+
+    def _changed(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+        """Flows outside hubs whose rates are others now, as these ends have changed; with their rates."""
         raise NotImplementedError
 
     # --- what hubs ask ---------------------------------------------------------------------------
@@ -218,24 +233,23 @@ class LocalFairLinks(SharedLinks):
     grows with the degree only.
     """
 
-    def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+    def _changed(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
         affected: dict[Flow, None] = {}
         for end in dirty:
             affected.update(end.flows)
-        shares: dict[End, float] = {}
         for flow in affected:
             rate = flow.lane.cap
             if flow.reserved is not None:
                 over = max(end.reserved / end.capacity for end in flow.ends)
-                yield flow, max(min(rate, flow.reserved / max(1.0, over)), LEAST_RATE)
-                continue
-            for end in flow.ends:
-                share = shares.get(end)
-                if share is None:
-                    share = shares[end] = end.share()
-                if share < rate:
-                    rate = share
-            yield flow, rate if rate > LEAST_RATE else LEAST_RATE
+                rate = min(rate, flow.reserved / max(1.0, over))
+            else:
+                for end in flow.ends:
+                    if end.level < rate:
+                        rate = end.level
+            if rate < LEAST_RATE:
+                rate = LEAST_RATE
+            if rate != flow.rate:
+                yield flow, rate
 
 
 class FairLinks(SharedLinks):
@@ -251,11 +265,13 @@ class FairLinks(SharedLinks):
         self._capacities[end.number] = capacity
         super()._change(end, capacity, now)
 
-    def _rates(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+    def _changed(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
         flows = _connected(dirty)
         asked = [([end.number for end in flow.ends], flow.lane.cap, flow.reserved) for flow in flows]
-        rates = max_min(self._capacities, asked)
-        return zip(flows, (max(rate, LEAST_RATE) for rate in rates), strict=True)
+        for flow, found in zip(flows, max_min(self._capacities, asked), strict=True):
+            rate = max(found, LEAST_RATE)
+            if rate != flow.rate:
+                yield flow, rate
 
 
 def _connected(ends: Iterable[End]) -> list[Flow]:

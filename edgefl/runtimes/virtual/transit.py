@@ -42,8 +42,8 @@ class Lane:
     """
 
     __slots__ = (
-        "busy", "cap", "copying_rate", "draws", "ends", "kind", "last_arrival_s", "latency_s", "loss",
-        "name", "receiver", "row", "sender", "waiting",
+        "busy", "cap", "copying_rate", "crosses", "draws", "ends", "kind", "last_arrival_s", "latency_s",
+        "loss", "name", "receiver", "row", "sender", "waiting",
     )  # fmt: skip
 
     def __init__(
@@ -56,6 +56,8 @@ class Lane:
         (latency_s, _, loss), (far_latency_s, _, far_loss) = ends
         self.latency_s = latency_s + far_latency_s
         self.loss = 1 - (1 - loss) * (1 - far_loss)
+        self.crosses: tuple[End, ...] = ()
+        """The capacities on the way, where links share them; known from the first message on."""
         self.last_arrival_s = 0.0
         self.busy = False
         """Whether one is on its way, so that others wait for it to have left."""
