@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any, cast
 
 import pytest
@@ -135,14 +136,8 @@ def timed_plan(method: str, stages: Any, link_model: str, steps: int) -> Any:
 @pytest.mark.parametrize("method", ["dapple", "gpipe"])
 @pytest.mark.parametrize("stages", [PLANS[1], PLANS[3], PLANS[4], PLANS[6]])
 def test_a_step_takes_the_planned_time_within_one_percent(method, stages, link_model):
-    plan, watcher = timed_plan(method, stages, link_model, 3), Watcher()
-    run(plan, watcher)
-    found = planned(plan)
-    ends = {d: [t for node, t, m in watcher.metrics if node == d and "step_s" in m] for d in range(4)}
-    # The second step begins where the first stage ends the first one.
-    begin_s = max(ends[d][0] for d in found.plan.stages[0].devices)
-    end_s = max(ends[d][1] for d in found.plan.members)
-    assert end_s - begin_s == pytest.approx(found.step_s, rel=0.01)
+    plan = timed_plan(method, stages, link_model, 3)
+    assert seconds_of_a_step(plan) == pytest.approx(planned(plan).step_s, rel=0.01)
 
 
 @pytest.mark.parametrize("link_model", ["fifo", "fair"])
@@ -158,6 +153,43 @@ def test_the_planners_own_plan_takes_the_planned_time(method, link_model):
     assert end_s - begin_s == pytest.approx(found.step_s, rel=0.01)
     others = [planned(timed_plan(method, stages, link_model, 1)).step_s for stages in PLANS[:-1]]
     assert found.step_s <= min(others)
+
+
+def seconds_of_a_step(plan: Any) -> float:
+    """Of the second of three: it begins where the first stage ends the first one."""
+    watcher = Watcher()
+    run(plan, watcher)
+    found = planned(plan).plan
+    ends = {d: [t for node, t, m in watcher.metrics if node == d and "step_s" in m] for d in found.members}
+    return max(ends[d][1] for d in found.members) - max(ends[d][0] for d in found.stages[0].devices)
+
+
+@pytest.mark.parametrize("link_model", ["fifo", "fair"])
+@pytest.mark.parametrize("stages", [PLANS[3], PLANS[6]])
+def test_with_slow_links_between_machines_a_step_takes_the_planned_time(stages, link_model):
+    """Devices 0 and 2 are one machine, 1 and 3 the other; a fifth of the rate between them."""
+    plan = timed_plan("dapple", stages, link_model, 3)
+    caps = {(a, b): 6e4 for a in range(4) for b in range(4) if (a - b) % 2}
+    plan = dataclasses.replace(plan, network=dataclasses.replace(plan.network, caps=caps))
+    assert seconds_of_a_step(plan) == pytest.approx(planned(plan).step_s, rel=0.01)
+
+
+@pytest.mark.parametrize("stages", [PLANS[3], PLANS[6]])
+def test_behind_a_shared_access_point_a_step_takes_the_planned_time(stages):
+    plan = timed_plan("dapple", stages, "fair", 3)
+    near = tuple(a.model_copy(update={"segment": "wifi"}) for a in plan.network.access)
+    network = dataclasses.replace(plan.network, access=near, segments={"wifi": 2e5})
+    plan = dataclasses.replace(plan, network=network)
+    assert seconds_of_a_step(plan) == pytest.approx(planned(plan).step_s, rel=0.01)
+    assert planned(plan).step_s > planned(timed_plan("dapple", stages, "fair", 3)).step_s
+
+
+@pytest.mark.parametrize("stages", [PLANS[3], PLANS[6]])
+def test_with_eight_bits_between_stages_a_step_takes_the_planned_time(stages):
+    plan = timed_plan("dapple", stages, "fair", 3)
+    small = dataclasses.replace(plan, config=plan.config.model_copy(update={"cut_bits": 8}))
+    assert seconds_of_a_step(small) == pytest.approx(planned(small).step_s, rel=0.01)
+    assert planned(small).step_s < planned(plan).step_s
 
 
 def test_bytes_between_stages_and_around_the_rings():
