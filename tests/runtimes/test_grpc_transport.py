@@ -80,6 +80,30 @@ def test_one_hundred_megabytes_arrive() -> None:
     run(program)
 
 
+def test_the_memory_of_a_model_is_used_again_when_nobody_holds_it_and_not_before() -> None:
+    async def program() -> None:
+        async with pair() as (a, b):
+            await a.deliver(0, 1, model(0))
+            (_, first) = b.messages.pop()
+            assert isinstance(first, Model)
+            part, place = first.parameters.values[5:9], first.parameters.values.data_ptr()
+            del first
+            await a.deliver(0, 1, model(1))
+            (_, second) = b.messages.pop()
+            assert isinstance(second, Model) and second.parameters.values.data_ptr() != place
+            assert part.tolist() == [5, 6, 7, 8] and torch.equal(
+                second.parameters.values, model(1).parameters.values
+            )
+            del part
+            await a.deliver(0, 1, model(2))
+            (_, third) = b.messages.pop()
+            assert isinstance(third, Model) and third.parameters.values.data_ptr() == place
+            assert torch.equal(third.parameters.values, model(2).parameters.values)
+            assert torch.equal(second.parameters.values, model(1).parameters.values)
+
+    run(program)
+
+
 def test_a_process_with_many_nodes_keeps_their_messages_apart() -> None:
     async def program() -> None:
         async with pair(nodes_of=[[0, 1], [2, 3, 4]]) as (a, b):

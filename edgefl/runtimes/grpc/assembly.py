@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import weakref
 import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import grpc
 import numpy as np
@@ -17,13 +19,19 @@ from edgefl.runtimes.grpc.frames import Data, Note, Receipt, Start
 from edgefl.runtimes.grpc.limits import SMALL_BYTES, Limits
 
 log = logging.getLogger("edgefl.grpc")
+_LEAST_KEPT_BYTES, _MOST_KEPT_BYTES = 1 << 20, 256 << 20
 
 
 class Memory:
-    """The budget for payloads that are being received, shared by all connections of a process."""
+    """The budget for payloads that are being received, shared by all connections of a process.
+
+    The memory of the last large payload that nobody holds any more is kept for the next of its size: a model
+    of 100 MB would be faulted in anew, page by page, in each round.
+    """
 
     def __init__(self, budget_bytes: int) -> None:
         self._free = budget_bytes
+        self._idle: deque[Any] = deque(maxlen=1)
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def request(self, num_bytes: int, granted: Callable[[], None]) -> None:
@@ -37,6 +45,20 @@ class Memory:
             return
         self._waiting.append((num_bytes, granted))
         self._grant()
+
+    def buffer(self, num_bytes: int) -> memoryview:
+        """Memory for a payload; it may be used again when the last tensor in it is gone."""
+        if not _LEAST_KEPT_BYTES <= num_bytes <= _MOST_KEPT_BYTES:
+            return np.empty(num_bytes, np.uint8).data
+        try:
+            block = self._idle.pop()
+        except IndexError:
+            block = None
+        if block is None or block.nbytes != num_bytes:
+            block = np.empty(num_bytes, np.uint8)
+        lent = block[:]  # all views of a payload hold this array, and none of them the block
+        weakref.finalize(lent, self._idle.append, block).atexit = False
+        return lent.data
 
     def give_back(self, num_bytes: int) -> None:
         self._free += num_bytes
@@ -208,7 +230,7 @@ class Assembly:
         if incoming.closed:
             self._memory.give_back(incoming.size)
             return
-        incoming.buffer = memoryview(np.empty(incoming.size, np.uint8).data)
+        incoming.buffer = self._memory.buffer(incoming.size)
         if incoming.rewound_at == 0:
             self._reply(Receipt(incoming.sequence, 0, rewind=True))
 
