@@ -8,10 +8,10 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import grpc
 import numpy as np
+from numpy.typing import NDArray
 
 from edgefl.errors import ProtocolError
 from edgefl.messages import Codec, Message, Plan
@@ -31,7 +31,7 @@ class Memory:
 
     def __init__(self, budget_bytes: int) -> None:
         self._free = budget_bytes
-        self._idle: deque[Any] = deque(maxlen=1)
+        self._idle: deque[NDArray[np.uint8]] = deque(maxlen=1)
         self._waiting: deque[tuple[int, Callable[[], None]]] = deque()
 
     def request(self, num_bytes: int, granted: Callable[[], None]) -> None:
@@ -53,8 +53,8 @@ class Memory:
         try:
             block = self._idle.pop()
         except IndexError:
-            block = None
-        if block is None or block.nbytes != num_bytes:
+            block = np.empty(num_bytes, np.uint8)
+        if block.nbytes != num_bytes:
             block = np.empty(num_bytes, np.uint8)
         lent = block[:]  # all views of a payload hold this array, and none of them the block
         weakref.finalize(lent, self._idle.append, block).atexit = False
