@@ -62,8 +62,8 @@ class VirtualRuntime(Interpreter):
         self._may_overtake = plan.network.link_model == "fifo" or any(a.jitter for a in plan.network.access)
         self._lanes: list[dict[tuple[int, type[Message]], Lane]] = [{} for _ in plan.nodes]
         """Of each sender, by receiver and kind."""
-        self._leaving: list[dict[Flow, None]] = [{} for _ in plan.nodes]
-        """What each node is sending, in order."""
+        self._leaving: list[dict[Transfer, None]] = [{} for _ in plan.nodes]
+        """What each node is sending, in order; a transfer's flows that have left or ended are `stopped`."""
         self._draws: dict[tuple[str, int], Draws] = {}
         self._arrival = self._arrive  # bound once, for all events
         self._access = [(a.latency_s, a.jitter, a.loss) for a in plan.network.access]
@@ -220,8 +220,9 @@ class VirtualRuntime(Interpreter):
         # What is lost on the way is sent again, but for datagrams.
         size = float(encoded_bytes) if kind.lossy else encoded_bytes / (1 - lane.loss)
         flow = Flow(transfer, lane, encoded_bytes, size, rate)
+        if not transfer.flows:
+            self._leaving[sender][transfer] = None
         transfer.flows.append(flow)
-        self._leaving[sender][flow] = None
         if not self._links.keeps_order:
             if lane.busy:  # in order: the next starts when the one before has left
                 lane.waiting.append(flow)
@@ -253,13 +254,19 @@ class VirtualRuntime(Interpreter):
     def withdraw_transfer(self, transfer: Transfer) -> None:
         for flow in transfer.flows:
             self._links_off(flow)
-        transfer.flows.clear()
+        self._forget(transfer)
+
+    def _forget(self, transfer: Transfer) -> None:
+        """Nothing of a transfer is to leave any more: it and its flows part, or they would wait for the
+        collector of cycles."""
+        if transfer.flows:
+            del self._leaving[transfer.state.id][transfer]
+            transfer.flows.clear()
 
     def _links_off(self, flow: Flow) -> None:
         lane = flow.lane
-        if flow not in self._leaving[lane.sender]:
+        if flow.stopped:
             return
-        del self._leaving[lane.sender][flow]
         if flow in lane.waiting:
             lane.waiting.remove(flow)
             flow.stopped = True
@@ -296,14 +303,13 @@ class VirtualRuntime(Interpreter):
     def _left(self, flow: Flow, hold_s: float) -> None:
         """The last byte of a flow has left its sender."""
         lane = flow.lane
-        del self._leaving[lane.sender][flow]
         self.observer.span(lane.sender, "send", flow.start_s, self._time_s, lane.name)
         if lane.busy:
             self._next_in(lane)
         transfer = flow.transfer
         self.left(transfer)
         if not transfer.unsent:
-            transfer.flows.clear()  # a transfer and its flows would else wait for the collector of cycles
+            self._forget(transfer)
         arrives = self._time_s + (hold_s + lane.latency() + flow.encoded_bytes / lane.copying_rate)
         if lane.kind.lossy:
             if lane.loss > 0 and self._draws_of("loss", lane.sender).next() < lane.loss:
@@ -351,9 +357,11 @@ class VirtualRuntime(Interpreter):
         self.observer.event(self._time_s, "crash", node, "")
         self.end_life(node)
         state.processor.clear(self._time_s)
-        for flow in list(reversed(self._leaving[node])):  # the queued ones first, so that none of them starts
-            self._links_off(flow)
-            flow.transfer.cancelled = True
+        for transfer in list(reversed(self._leaving[node])):
+            for flow in reversed(transfer.flows):  # the queued ones first, so that none of them starts
+                self._links_off(flow)
+            transfer.cancelled = True
+            self._forget(transfer)
         if not will_return:
             self.awaited.discard(node)
         if not self._is_silent(node):
