@@ -18,10 +18,12 @@ _WIDTHS = 16
 
 @dataclass(frozen=True)
 class Batch:
-    """x: (B, ...) inputs; y: (B, ...) targets."""
+    """x: (B, ...) inputs; y: (B, ...) targets; weight: (B,) float32, of each in the batch's mean, all alike
+    where None."""
 
     x: Tensor
     y: Tensor
+    weight: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self.x)
@@ -133,3 +135,23 @@ class LocalData:
         return Batch(
             self.dataset.x_train.index_select(0, places), self.dataset.y_train.index_select(0, places)
         )
+
+
+@dataclass(frozen=True, eq=False)
+class WeightedData(LocalData):
+    """Examples of which each stands for several others, as in a coreset; `indices` ascend.
+
+    weights: (n,) float64, above 0, by place in `indices`. A mini-batch's loss is the mean of its examples'
+    losses with these weights.
+    """
+
+    weights: np.ndarray = field(kw_only=True)
+
+    def weights_of(self, indices: np.ndarray) -> np.ndarray:
+        """The weights of the examples at these indices of the data set."""
+        found: np.ndarray = self.weights[np.searchsorted(self.indices, indices)]
+        return found
+
+    def take(self, indices: np.ndarray) -> Batch:
+        batch = super().take(indices)
+        return Batch(batch.x, batch.y, torch.from_numpy(self.weights_of(indices)).float())

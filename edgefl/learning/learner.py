@@ -77,7 +77,8 @@ class Scratch:
         """Set `gradient` to that of the mean loss of a batch; returns the loss, 0-d, on the device."""
         self.gradient.zero_()
         output = self.forward(self.inputs(batch.x), training=True)
-        loss = tasks.mean_loss(self.model.task, output, batch.y.to(self.device))
+        weight = None if batch.weight is None else batch.weight.to(self.device)
+        loss = tasks.mean_loss(self.model.task, output, batch.y.to(self.device), weight)
         loss.backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.data import LocalData
+from edgefl.data import LocalData, WeightedData
 
 _AT_ONCE = 1 << 18
 """Inputs gathered at a time, at most, unless one step takes more: 1 MB, which stays in a core's cache."""
@@ -38,6 +38,11 @@ class Streams:
             index[: len(rows), g] = rows if rows.shape[1] == width else _widened(rows, width)
         sizes = _sizes(nodes, batch_size)
         weight = (np.arange(width) < sizes[:, :, np.newaxis]) / np.maximum(sizes, 1)[:, :, np.newaxis]
+        for g, (data, steps) in enumerate(nodes):
+            if isinstance(data, WeightedData):
+                own = weight[: len(steps), g]
+                own *= data.weights_of(index[: len(steps), g])
+                own /= own.sum(1, keepdims=True)
         self.index = torch.from_numpy(index).to(x.device)
         self.weight = torch.from_numpy(weight.astype(np.float32)).to(x.device)
         self.active: list[int] = np.count_nonzero(sizes, axis=1).tolist()

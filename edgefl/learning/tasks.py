@@ -15,11 +15,25 @@ from torch.nn import functional
 from edgefl.data import Task
 
 
-def mean_loss(task: Task, output: Tensor, targets: Tensor) -> Tensor:
-    """The loss to minimise, a 0-d tensor: mean over the batch (and over its tokens or values)."""
+def mean_loss(task: Task, output: Tensor, targets: Tensor, weight: Tensor | None = None) -> Tensor:
+    """The loss to minimise, a 0-d tensor: mean over the batch (and over its tokens or values).
+
+    weight: (B,) of each example in the mean, not all 0; all alike where None.
+    """
+    if weight is not None:
+        return _losses(task, output, targets) @ weight / weight.sum()
     if task == "regression":
         return functional.mse_loss(output, targets.view_as(output))
     return functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+
+
+def _losses(task: Task, output: Tensor, targets: Tensor) -> Tensor:
+    """(B,) the loss of each example."""
+    if task == "regression":
+        losses = functional.mse_loss(output, targets.view_as(output), reduction="none")
+    else:
+        losses = functional.cross_entropy(output.flatten(0, -2), targets.flatten(), reduction="none")
+    return losses.view(len(output), -1).mean(1)
 
 
 def num_correct(task: Task, output: Tensor, targets: Tensor) -> int:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.data import Batch, LocalData
+from edgefl.data import Batch, LocalData, WeightedData
 from edgefl.errors import ConfigError
 from edgefl.learning import tasks
 from edgefl.learning.cost import Cost
@@ -185,7 +185,7 @@ class Evaluate(Work):
     batch: Batch
 
     def cost(self, learner: Learner) -> Cost:
-        return _forward_cost(learner.model, len(self.batch), learner.evaluated_at_once)
+        return forward_cost(learner.model, len(self.batch), learner.evaluated_at_once)
 
     def run(self, learner: Learner) -> Evaluation:
         found = learner.measure(self.parameters, self.batch)
@@ -326,7 +326,8 @@ def _frozen(value: Any) -> Any:
 
 def _stream_key(kind: str, data: LocalData, workload: Workload, *more: Hashable) -> Hashable | None:
     """Equal for nodes whose mini-batches can be gathered at once; None for streams of another class."""
-    if type(data) is not LocalData or not data.dataset.x_train.dtype.is_floating_point:
+    kinds = (LocalData, WeightedData)
+    if type(data) not in kinds or not data.dataset.x_train.dtype.is_floating_point:
         return None
     return (kind, data.dataset, workload.batch_size, *more)
 
@@ -347,7 +348,7 @@ def _batches(size: int, batch_size: int, steps: range) -> Batches:
 
 def stage_forward_cost(stage: Model, num_examples: int) -> Cost:
     """What StageForward costs; whether its values are kept changes nothing."""
-    return _forward_cost(stage, num_examples)
+    return forward_cost(stage, num_examples)
 
 
 def stage_backward_cost(stage: Model, num_examples: int, input_gradient: bool, kept: bool) -> Cost:
@@ -356,7 +357,7 @@ def stage_backward_cost(stage: Model, num_examples: int, input_gradient: bool, k
     batches = ((num_examples, 1),)
     if not kept:
         return replace(cost, calls=Calls(stage, "stage", batches, input_gradient))
-    forward = _forward_cost(stage, num_examples)
+    forward = forward_cost(stage, num_examples)
     return replace(
         cost,
         flops=cost.flops - forward.flops,
@@ -367,7 +368,7 @@ def stage_backward_cost(stage: Model, num_examples: int, input_gradient: bool, k
     )
 
 
-def _forward_cost(model: Model, num_examples: int, at_once: int | None = None) -> Cost:
+def forward_cost(model: Model, num_examples: int, at_once: int | None = None) -> Cost:
     counts = model.counts
     held = min(num_examples, at_once or num_examples)
     full, last = divmod(num_examples, held) if held else (0, 0)

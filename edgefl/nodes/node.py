@@ -82,6 +82,12 @@ class FleetView:
         batch_size = self.workload(j).batch_size
         return duration_s(gradient_cost(self._plan.learner.model, batch_size, batch_size), self.profile(j))
 
+    def work_s(self, j: int, work: Work) -> float:
+        """Planned seconds of this work at node j. Raises ValueError without a [model]."""
+        if self._plan.learner is None:
+            raise ValueError("this run has no [model]")
+        return duration_s(work.cost(self._plan.learner), self.profile(j))
+
     def num_examples(self, j: int) -> int:
         """How many training examples node j holds, 0 without data."""
         data = self._plan.nodes[j].data

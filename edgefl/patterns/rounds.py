@@ -46,7 +46,8 @@ class Stop(Message):
 
 
 class Round:
-    """One round: its cohort, drawn anew; counted: the senders of the reports that count, as they came.
+    """One round: its cohort, drawn anew; counted: the senders of the reports that count, as they came;
+    excused: those whom `check` found to sit the round out, by their own word.
 
     Choices: a report of an older round is dropped and counted; one that is refused (see Intake) is not waited
     for again; with fewer than min_reports the round is void. rules: of the round, the method's config
@@ -62,11 +63,14 @@ class Round:
         size = math.ceil((1 + config.over_selection) * self.wanted)
         self.cohort = cohort(node.rng("cohort", t), clients, size)
         self.counted: list[int] = []
+        self.excused: list[int] = []
         self._losses: list[float] = []
         self._refused = 0
 
-    async def reports(self, kind: type[M], check: Callable[[M], T | None]) -> AsyncIterator[tuple[M, T]]:
-        """Reports that count, with what `check` makes of them (None: it refused), as they come.
+    async def reports(
+        self, kind: type[M] | tuple[type[M], ...], check: Callable[[Any], T | None]
+    ) -> AsyncIterator[tuple[M, T]]:
+        """Reports that count, with what `check` makes of them (None: it refused or excused), as they come.
 
         Ends when all of the cohort that live have reported, `wanted` reports count, or time is up.
         """
@@ -76,7 +80,7 @@ class Round:
             waiting.discard(r.sender)
             found = check(r)
             if found is None:
-                self._refused += 1
+                self._refused += r.sender not in self.excused
                 continue
             self.counted.append(r.sender)
             self._losses.append(getattr(r, "loss", math.nan))
@@ -91,11 +95,12 @@ class Round:
         """Whether enough have reported."""
         return len(self.counted) >= self._config.min_reports
 
-    def record(self) -> None:
-        """Write who reported and who did not: lost with their node, refused, or late."""
+    def record(self, **more: float) -> None:
+        """Write who reported and who did not: lost with their node, refused, or late; and what the method
+        adds."""
         missing = len(self.cohort) - len(self.counted)
         gone = [k for k in self.cohort if k not in self.counted and not self._node.fleet.alive(k)]
-        late = max(0, missing - self._refused - len(gone))
+        late = max(0, missing - self._refused - len(gone) - len(self.excused))
         losses = [loss for loss in self._losses if math.isfinite(loss)]
         self._node.record(
             round=self.t,
@@ -105,6 +110,7 @@ class Round:
             lost=len(gone),
             refused=self._refused,
             train_loss=sum(losses) / len(losses) if losses else math.nan,
+            **more,
         )
 
 

@@ -194,8 +194,8 @@ class Residual(nn.Module):
 class PooledDense(Dense):
     """Mean over the pixels, then a dense layer: (B, C, H, W) to (B, outputs)."""
 
-    def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x.mean((2, 3)))
+    def features(self, x: Tensor) -> Tensor:
+        return x.mean((2, 3))
 
 
 class ResNetOptions(Options):

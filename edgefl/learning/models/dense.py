@@ -20,8 +20,12 @@ class Dense(nn.Linear):
         super().__init__(in_features, out_features)
         self.relu = relu
 
+    def features(self, x: Tensor) -> Tensor:
+        """(B, in_features): what the matrix is multiplied with."""
+        return x.flatten(1)
+
     def forward(self, x: Tensor) -> Tensor:
-        y = super().forward(x.flatten(1))
+        y = super().forward(self.features(x))
         return functional.relu(y) if self.relu else y
 
     def part(self, name: str, before: Flow, last: bool) -> Part:
