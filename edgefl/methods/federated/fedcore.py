@@ -7,10 +7,11 @@ epoch; then E - 1 more, as in FedAvg, where m_i / c_i <= theta. A straggler make
 ceil((c_i tau - m_i) / (E - 1)) examples, as many as fit into what is left of tau: the k-medoids of the
 examples' gradients at the last layer, class by class, each weighted with the number that it stands for.
 Server: w <- sum_R m_i y_i / sum_R m_i over those R that reported.
-Choices: c_i follows from the planned seconds of an epoch; transfers are beside tau. tau is a target: clients
-are cut, as lost, at 1.5 tau and the transfers, or at round_deadline_s. Choosing a coreset takes the device's
-time, and unless asked for b_i is not made smaller for it. A client whose first epoch took longer than planned
-goes by what it took. The optimiser begins anew on the coreset. Rounds as in our FedAvg, which s = 0 is.
+Choices: c_i follows from the planned seconds of an epoch; transfers are beside tau. Choosing a coreset takes
+the device's time, and unless asked for b_i is not made smaller for it. tau is a target: clients are cut, as
+lost, at 1.5 tau, the transfers and the longest choosing, or at round_deadline_s. A client whose first epoch
+took longer than planned goes by what it took. The optimiser begins anew on the coreset. Rounds as in our
+FedAvg, which s = 0 is.
 """
 
 from __future__ import annotations
@@ -78,11 +79,11 @@ class AskSpeed(Message):
 
 @dataclass(frozen=True)
 class Speed(Message):
-    """m_i, and m_i / c_i: the planned seconds of one epoch."""
+    """Planned seconds of the sender: m_i / c_i, of one epoch; and at most of choosing a coreset."""
 
     newest_by = ("sender",)
-    num_examples: int
     epoch_s: float
+    selection_s: float
 
 
 @dataclass(frozen=True)
@@ -106,23 +107,31 @@ class SitsOut(Message):
     round: int
 
 
-async def epoch_deadline(node: Node, clients: Sequence[int], intake: Intake) -> float:
-    """theta, of all clients that live."""
-    found: dict[int, float] = {}
+async def speeds(node: Node, clients: Sequence[int], intake: Intake) -> list[Speed]:
+    """What the clients that live say of themselves, one at least."""
+    found: list[Speed] = []
     while not found:
         await somebody_alive(node, clients)
         node.send(clients, AskSpeed())
         async for m in gather(node, Speed, clients):
-            if math.isfinite(m.epoch_s) and m.epoch_s > 0:
-                found[m.sender] = m.epoch_s
+            if m.epoch_s > 0 and m.selection_s >= 0 and math.isfinite(m.epoch_s + m.selection_s):
+                found.append(m)
             else:
-                intake.refuse(m.sender, f"it claims {m.epoch_s} s for an epoch")
-    return float(np.quantile(list(found.values()), 1 - node.config.straggler_share))
+                intake.refuse(m.sender, f"it claims {m.epoch_s} s for an epoch, {m.selection_s} s to choose")
+    return found
 
 
-def cut_s(node: Node, clients: Collection[int], tau: float, nbytes: int) -> float:
-    """After how many seconds a round's lost clients are given up: 1.5 tau, the longest way there and back,
-    and the server's own line with all of them on it."""
+def deadlines(node: Node, found: Sequence[Speed]) -> tuple[float, float]:
+    """theta, and after how many seconds the lost clients of a round are given up, transfers apart: 1.5 tau,
+    and what stragglers may need to choose."""
+    theta = float(np.quantile([m.epoch_s for m in found], 1 - node.config.straggler_share))
+    selection_s = max((m.selection_s for m in found if m.epoch_s > theta), default=0.0)
+    return theta, CUT * node.workload.epochs * theta + selection_s
+
+
+def transfers_s(node: Node, clients: Collection[int], nbytes: int) -> float:
+    """Planned seconds of a round's transfers: the longest way there and back, and the server's own line with
+    all of them on it."""
     fleet, here = node.fleet, node.fleet.access(node.id)
     ways = [
         fleet.latency_s(node.id, k)
@@ -131,8 +140,7 @@ def cut_s(node: Node, clients: Collection[int], tau: float, nbytes: int) -> floa
         + nbytes / fleet.rate_bytes_per_s(k, node.id)
         for k in clients
     ]
-    shared = len(ways) * nbytes * (1 / here.up_bytes_per_s + 1 / here.down_bytes_per_s)
-    return CUT * tau + max(ways) + shared
+    return max(ways) + len(ways) * nbytes * (1 / here.up_bytes_per_s + 1 / here.down_bytes_per_s)
 
 
 def opened(intake: Intake, S_t: Round, w: Vector, r: LocalModel | SitsOut) -> tuple[Vector, int] | None:
@@ -149,13 +157,13 @@ async def server(node: Node) -> Vector:
     intake = Intake(node, config.max_update_norm)
     saved = node.saved
     if saved is None:
-        theta = await epoch_deadline(node, clients, intake)
-        saved = {"w": node.model.init(), "round": 0, "theta": theta, "counted": {}}
+        theta, cut_s = deadlines(node, await speeds(node, clients, intake))
+        saved = {"w": node.model.init(), "round": 0, "theta": theta, "cut_s": cut_s, "counted": {}}
         await node.save(**saved)
     w: Vector = saved["w"]
-    theta, counted = saved["theta"], dict(saved["counted"])
-    cut = config.round_deadline_s or cut_s(node, clients, node.workload.epochs * theta, w.nbytes)
-    rules = config.model_copy(update={"round_deadline_s": cut})
+    theta, cut_s, counted = saved["theta"], saved["cut_s"], dict(saved["counted"])
+    deadline_s = config.round_deadline_s or cut_s + transfers_s(node, clients, w.nbytes)
+    rules = config.model_copy(update={"round_deadline_s": deadline_s})
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
         S_t, mean = Round(node, t, clients, intake, rules), WeightedMean(w.layout)
@@ -172,19 +180,25 @@ async def server(node: Node) -> Vector:
         if node.compress.remembers:
             counted |= dict.fromkeys(S_t.counted, t)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1, theta=theta, counted=dict(counted))
+        await node.save(w=w, round=t + 1, theta=theta, cut_s=cut_s, counted=dict(counted))
     return w
 
 
 class LocalTraining:
-    """A client's part in a round. epoch_s: m_i / c_i, the planned seconds of an epoch."""
+    """A client's part in a round.
+
+    epoch_s: m_i / c_i, the planned seconds of an epoch; selection_s: at most of choosing a coreset.
+    """
 
     def __init__(self, node: Node) -> None:
         assert node.data is not None
         self._node, self._data, self._config = node, node.data, node.config
         self._E, self._per_epoch = node.workload.epochs, node.data.steps_per_epoch(node.workload.batch_size)
         epoch = LocalSGD(node.model.init(), node.data, 0, node.workload, part=range(self._per_epoch))
-        self.epoch_s = node.fleet.work_s(node.id, epoch)
+        self.epoch_s, self.selection_s = node.fleet.work_s(node.id, epoch), 0.0
+        if self._config.stragglers == "coreset":
+            every = self._select(node.model.init(), len(node.data))
+            self.selection_s = node.fleet.work_s(node.id, every)
 
     async def round(self, m: GlobalModel) -> Trained | SitsOut | None:
         """What the round comes to; None when the server closes it first."""
@@ -202,7 +216,7 @@ class LocalTraining:
         if epoch_s <= theta:
             rest = await self._train(m, range(self._per_epoch, self._E * self._per_epoch), first)
             return None if rest is None else _joined(first, rest)
-        select = SelectCoreset(first.parameters, self._data, 0, seconds_per_pair=config.selection_s_per_pair)
+        select = self._select(first.parameters)
         b_i = self._size(select, epoch_s, self._E * theta - epoch_s, self._E - 1)
         if b_i == 0:
             return first
@@ -211,8 +225,7 @@ class LocalTraining:
 
     async def _without_an_epoch(self, m: GlobalModel) -> Trained | SitsOut | None:
         """All epochs on a coreset that is chosen before any."""
-        kappa = self._config.selection_s_per_pair
-        select = SelectCoreset(m.parameters, self._data, 0, "inputs", seconds_per_pair=kappa)
+        select = self._select(m.parameters, by="inputs")
         b_i = self._size(select, self.epoch_s, self._E * m.epoch_deadline_s, self._E)
         return (
             await self._on_coreset(replace(select, size=b_i), m.round, self._E) if b_i else SitsOut(m.round)
@@ -224,6 +237,12 @@ class LocalTraining:
         y, state = (m.parameters, None) if after is None else (after.parameters, after.state)
         work = LocalSGD(y, self._data, m.round, node.workload, state=state, part=part)
         return await unless_stopped(node, work, m.round)  # type: ignore[no-any-return]
+
+    def _select(
+        self, y: Vector, size: int = 0, by: Literal["gradients", "inputs"] = "gradients"
+    ) -> SelectCoreset:
+        kappa = self._config.selection_s_per_pair
+        return SelectCoreset(y, self._data, size, by, seconds_per_pair=kappa)
 
     def _size(self, select: SelectCoreset, epoch_s: float, left_s: float, epochs: int) -> int:
         """b_i: so many examples fit into the seconds left, `epochs` times over."""
@@ -272,7 +291,7 @@ async def client(node: Node) -> None:
     while True:
         m = await node.receive(AskSpeed, GlobalModel)
         if isinstance(m, AskSpeed):
-            node.send(m.sender, Speed(len(node.data), training.epoch_s))
+            node.send(m.sender, Speed(training.epoch_s, training.selection_s))
         if not isinstance(m, GlobalModel):
             continue
         uplink.settle(m.counted)
