@@ -1,8 +1,8 @@
 """k-medoids: the k of n points that lie nearest to all.
 
 Greedy BUILD, then SWAP: the best exchange of a medoid for another point, as long as one makes the sum of
-distances to the nearest medoid smaller. All exchanges of a pass are looked at together, in O(n^2) of reading
-and O(k n^2) of multiplying. Deterministic; ties go to the lowest index.
+distances to the nearest medoid smaller. A pass looks at all exchanges at once, in O(n^2). Deterministic; ties
+go to the lowest index.
 Source: PAM (Kaufman and Rousseeuw 1990); how a pass shares its sums: FasterPAM (Schubert and Rousseeuw 2021,
 https://arxiv.org/abs/2008.05171), of which this takes the best exchange of a pass, not the first good one.
 """
@@ -68,17 +68,20 @@ def _best_exchange(distances: np.ndarray, medoids: np.ndarray) -> tuple[int, int
     """The place among the medoids and the point that takes it, of the largest gain; None without gain."""
     to_medoids, k = distances[medoids], len(medoids)
     owner = to_medoids.argmin(0)
+    order = owner.argsort(kind="stable")
     ranked = np.partition(to_medoids, 1, axis=0)[:2] if k > 1 else to_medoids
-    first, second = ranked[0], ranked[1] if k > 1 else np.inf
-    with_first = np.minimum(distances, first)  # [j, i]: what i pays once j is a medoid beside the others
+    first, second = ranked[0][order, None], ranked[1][order, None] if k > 1 else np.inf
+    mine = distances[order]  # points i by owner, one beside the other; [i, j]
+    with_first = np.minimum(mine, first)  # what i pays once j is a medoid beside the others
     # Where i's own medoid goes, i pays for j or for its second nearest one.
-    without = np.minimum(distances, second) - with_first
-    owned = np.zeros((len(distances), k))
-    owned[np.arange(len(distances)), owner] = 1.0
-    change = without @ owned
-    change += (with_first.sum(1) - first.sum())[:, None]
-    change[medoids] = np.inf
-    point, place = divmod(int(change.argmin()), k)
+    without = np.minimum(mine, second, out=mine)
+    without -= with_first
+    owners, starts = np.unique(owner[order], return_index=True)
+    change = np.tile(with_first.sum(0) - first.sum(), (k, 1))
+    change[owners] += np.add.reduceat(without, starts, axis=0)
+    change[:, medoids] = np.inf
+    point = int(change.min(0).argmin())
+    place = int(change[:, point].argmin())
     # Sums of n distances differ by their rounding: less than that is no gain.
-    gains = change[point, place] < -1e-12 * (1.0 + first.sum())
+    gains = change[place, point] < -1e-12 * (1.0 + first.sum())
     return (place, point) if gains else None

@@ -62,6 +62,7 @@ SYNCHRONOUS = [
     "hierarchical-fedavg",
     "choco-sgd",
     "fjord",
+    "fedcore",
     "h-ring-psgd",
     "delay-by-one",
     "fixed-adacomm",
@@ -72,6 +73,15 @@ SETTINGS = {
     "krum": ["method.krum.num_hostile=0"],
     "multi-krum": ["method.multi-krum.num_hostile=0"],
     "scaffold": ["method.scaffold.option=I"],  # II is for SGD without momentum
+    # By the planned seconds, since the clock on the wall says others. Of a model of one layer the coresets do
+    # not hang on the parameters, whose rounding may decide between medoids that are as good.
+    "fedcore": [
+        "model={name='linear'}",
+        "train={local_epochs=3, momentum=0.5}",
+        "method.fedcore.straggler_share=0.4",
+        "method.fedcore.watch_clock=false",
+        "method.fedcore.round_deadline_s=60.0",
+    ],
 }
 
 

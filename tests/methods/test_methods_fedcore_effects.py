@@ -1,4 +1,4 @@
-"""FedCore's effects: what a coreset is worth, and rounds that end with the deadline at no loss of accuracy."""
+"""FedCore at work: what a coreset is worth, and rounds that end with the deadline at no loss of accuracy."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def _steps(m, done, epochs):
 
 SIZES = [round(50 * 14 ** (k / 29)) for k in range(30)]
 SPEEDS = [1.0] * 21 + [0.25] * 9
-KAPPA_S = 3e-7
-"""Seconds of choosing per pair of one class, as measured on one core for classes of 36 to 700 examples."""
+KAPPA_S = 6e-7
+"""Seconds of choosing per pair of one class: on one core 2e-8 to 6e-7 were measured, for classes of 100 to
+700 examples of which up to 30 percent are kept."""
 
 
 def uneven_owners(data_seed):
@@ -80,7 +81,8 @@ def fleet_run(method, seed, **config):
         for c in (1, *SPEEDS)
     ]
     plan = small_plan(
-        method, 30, rounds=40, seed=seed, dataset=data, profiles=boards, access=INSTANT, model={"name": "linear"},
+        method, 30, rounds=40, seed=seed, dataset=data, profiles=boards, access=INSTANT,
+        model={"name": "linear"},
         parts=[LocalData(data, own, k, seed) for k, own in enumerate(shares)],
         train={"local_steps": None, "local_epochs": 10, "batch_size": 8, "learning_rate": 0.01},
         client_fraction=1 / 3, **config,

@@ -20,8 +20,10 @@ from edgefl.patterns.reports import is_finite
 METHODS = [
     "fedavg", "fedprox", "fednova", "fedadam", "fedyogi", "fedadagrad", "median", "trimmed-mean", "krum",
     "multi-krum", "scaffold", "hierarchical-fedavg", "fedasync", "fedbuff", "bsp", "ssp", "asyncdrop",
-    "fjord",
+    "fjord", "fedcore",
 ]  # fmt: skip
+EPOCHS = {"train": {"local_steps": None, "local_epochs": 1}}
+"""For methods that count in them."""
 
 
 def first_client(method):
@@ -36,7 +38,8 @@ def first_client(method):
 )
 def test_a_hostile_client_is_refused_by_name_and_the_model_stays_finite(method, poison, why):
     bad = first_client(method)
-    plan = small_plan(method, 6, rounds=4, poison={bad: poison})
+    more = EPOCHS if method == "fedcore" else {}
+    plan = small_plan(method, 6, rounds=4, poison={bad: poison}, **more)
     watcher = Watcher()
     outcome = run(plan, watcher)
     refused = [(node, detail) for _, kind, node, detail in watcher.events if kind == "refused"]

@@ -54,6 +54,8 @@ METHODS = [
     "choco-sgd top-k",
     "asyncdrop",
     "fjord",
+    "fedcore",
+    "fedcore top-k",
     "asyncdrop random previous",
     "combo",
     "moshpit-sgd",
@@ -115,6 +117,9 @@ def _plan(method: str):
     if method in ("dapple", "gpipe"):
         config = {"stages": ((1, 2), (2, 2)), "micro_batches": 2}
     train, slowdowns = {"momentum": 0.5}, [1, 2, 3, 4, 5, 6, 7]
+    if name == "fedcore":  # nodes 3 and 4 turn out to be stragglers
+        train |= {"local_steps": None, "local_epochs": 3}
+        slowdowns, config = [1, 1, 1, 1.5, 2], config | {"straggler_share": 0.0}
     if "burdened" in words:
         return _burdened(small_plan(name, 4, rounds=40, train=train, link_model="fair"))
     return small_plan(name, 4, rounds=2, train=train, slowdowns=slowdowns, **config)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from edgefl.data import LocalData
+from edgefl.data import LocalData, WeightedData
 from edgefl.errors import ConfigError
 from edgefl.learning.model import Model
 from edgefl.nodes.handles import Task
@@ -143,7 +143,8 @@ class _Pickler(pickle.Pickler):
 
     def persistent_id(self, thing: object) -> str | None:
         name = self._names.get(id(thing))
-        if name is None and isinstance(thing, RunPlan | NodeSpec | LocalData | Model | Layout):
+        of_plan = isinstance(thing, RunPlan | NodeSpec | LocalData | Model | Layout)
+        if name is None and of_plan and not isinstance(thing, WeightedData):  # these are made on the way
             raise pickle.PicklingError(f"{thing!r} is not of this plan")
         return name
 
