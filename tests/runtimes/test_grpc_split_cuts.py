@@ -14,6 +14,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent / "methods"))
 from split_lab import CUTS, MODELS, model_plan, named_model, near, trained
 from test_methods_dapple import unsplit
 
+from edgefl.experiment.config import load_experiment
+from edgefl.experiment.runner import run_experiment
 from edgefl.learning.executors import Inline
 from edgefl.runtimes.grpc.local import run_here
 
@@ -73,3 +75,49 @@ def test_the_lead_waits_for_the_last_model_on_a_slow_line():
 def test_every_method_over_grpc_with_one_client_is_unsplit_sgd(method, name):
     plan = model_plan(method, name, cut=1)
     assert near(over_grpc(plan)[0], trained(plan, [(1, k) for k in range(6)]))
+
+
+DIGITS, TEXT = (
+    'name = "digits"\nnum_train = 60\nnum_test = 40',
+    'name = "text"\nnum_train = 60\nnum_test = 40',
+)
+IN_PROCESSES = {
+    "mlp": (DIGITS, "hidden = [16, 8]"),
+    "cnn": (DIGITS, "channels = [4, 8]"),
+    "resnet": (DIGITS, "channels = [4, 8]"),
+    "vgg": (DIGITS, "channels = [4, 8]\npooled = [2]\nhidden = 16"),
+    "char-lstm": (TEXT, "hidden = 8"),
+    "transformer": (TEXT, "width = 8\nheads = 2"),
+}
+"""Data and settings of each model, small."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_PROCESSES)
+def test_with_a_process_per_node_each_model_ends_where_virtual_time_does(name, tmp_path):
+    data, model = IN_PROCESSES[name]
+    file = tmp_path / "experiment.toml"
+    file.write_text(f"""
+[method]
+name = "split-learning"
+[method.split-learning]
+cut = 2
+[fleet]
+devices = {{ laptop = 2 }}
+[data]
+{data}
+[model]
+name = "{name}"
+{model}
+[train]
+batch_size = 8
+local_steps = 3
+momentum = 0.9
+[stop]
+rounds = 2
+""")
+    here = run_experiment(load_experiment(file), out=tmp_path / "virtual").summary
+    there = run_experiment(
+        load_experiment(file), runtime="local", processes=True, out=tmp_path / "local"
+    ).summary
+    assert there["final_loss"] == pytest.approx(here["final_loss"], rel=1e-5)
