@@ -164,9 +164,9 @@ def main() -> None:
     if not chosen.json:
         print(f"{'case':24} {'measured':>11} {'predicted':>11} {'error':>7}")
     with tempfile.TemporaryDirectory() as name:
-        if chosen.only in "flows":
+        if "flows".startswith(chosen.only):
             say("flows", flow_rows(Path(name), chosen.full, chosen.repeats), chosen.json)
-        methods = [method for method in METHODS if chosen.only in method]
+        methods = [method for method in METHODS if method.startswith(chosen.only)]
         if methods:
             say("runs", [run_row(Path(name), method, chosen.repeats) for method in methods], chosen.json)
 
