@@ -128,3 +128,16 @@ def test_what_the_others_keep_is_bounded(parts: tuple[Keeper, Transport, Host]) 
     assert transport.covered == ["a"]
     keeper.close(over=False)
     assert not StateFolder(keeper.folder.path, "run", "digest").complete
+
+
+def test_a_save_that_is_waited_for_is_written_without_a_rest(parts: tuple[Keeper, Transport, Host]) -> None:
+    """Two of them at one instant, where the disk would else have half a second between files."""
+    keeper, _, host = parts
+    called: list[int] = []
+    for round in (1, 2):
+        sent = keeper.sent()
+        keeper.saved(content(round), (), lambda round=round: called.append(round))  # type: ignore[misc]
+        assert called == list(range(1, round))
+        keeper.settled(sent)
+        host.settle(lambda round=round: called == list(range(1, round + 1)))  # type: ignore[misc]
+        assert written(keeper) == round and host.now == 0.0
