@@ -26,7 +26,14 @@ class RoundConfig(MethodConfig):
     over_selection: float = Field(default=0.0, ge=0)
     """o: choose ceil((1 + o) m) clients, close the round at the m-th report and have the rest stop."""
     round_deadline_s: float | None = Field(default=None, gt=0)
-    """Seconds from the start of a round to its end, whoever has reported; None: wait for all that live."""
+    """Seconds from the start of a round to its end, whoever has reported: the rest are told to stop. None:
+    wait for all that live."""
+
+    @property
+    def closes_early(self) -> bool:
+        """Whether a round may be over while some are still at work for it."""
+        return self.round_deadline_s is not None or self.over_selection > 0
+
     min_reports: int = Field(default=1, ge=1)
     """Fewest reports that make a round count."""
     max_update_norm: float = Field(default=MOST_NORM, gt=0)
@@ -41,7 +48,7 @@ T = TypeVar("T")
 class Stop(Message):
     """The round is closed: leave its work."""
 
-    stale_by = "round"
+    newest_by = ("sender",)
     round: int
 
 
@@ -50,14 +57,15 @@ class Round:
     excused: those whom `check` found to sit the round out, by their own word.
 
     Choices: a report of an older round is dropped and counted; one that is refused (see Intake) is not waited
-    for again; with fewer than min_reports the round is void. rules: of the round, the method's config
-    where None.
+    for again; with fewer than min_reports the round is void. rules: of the round; the method's config, which
+    those asked go by too, where None.
     """
 
     def __init__(
         self, node: Node, t: int, clients: Sequence[int], intake: Intake, rules: RoundConfig | None = None
     ) -> None:
         config: RoundConfig = rules or node.config
+        self._tells = rules is None
         self._node, self.t, self._config, self._intake = node, t, config, intake
         self.wanted = max(round(config.client_fraction * len(clients)), 1)
         size = math.ceil((1 + config.over_selection) * self.wanted)
@@ -72,7 +80,8 @@ class Round:
     ) -> AsyncIterator[tuple[M, T]]:
         """Reports that count, with what `check` makes of them (None: it refused or excused), as they come.
 
-        Ends when all of the cohort that live have reported, `wanted` reports count, or time is up.
+        Ends when all of the cohort that live have reported, `wanted` reports count, or time is up: those who
+        are still at work are then told to stop, so that the next model finds them free.
         """
         timeout_s = self._config.round_deadline_s
         waiting = set(self.cohort)
@@ -87,7 +96,7 @@ class Round:
             yield r, found
             if len(self.counted) == self.wanted:
                 break
-        if waiting and self._config.over_selection:
+        if waiting and self._tells and self._config.closes_early:
             self._node.send(waiting, Stop(self.t))
 
     @property
@@ -126,7 +135,7 @@ def refuse_void_rounds(plan: RunPlan) -> None:
 
 async def unless_stopped(node: Node, work: Work, t: int) -> Any:
     """What the work comes to; None when the server closes round t first: the rest of it is not done."""
-    if not node.config.over_selection:
+    if not node.config.closes_early:
         return await node.compute(work)
     computing = node.start(node.compute(work))
     if await node.first(computing, node.receive(Stop, round=t)) is computing:

@@ -102,11 +102,12 @@ def test_round_times_follow_order_statistics(num_clients, over_selection, expect
 
 
 def test_a_late_report_is_dropped_and_counted_and_the_others_are_averaged():
-    """The slow client reports after 2.5 steps and, with the model that came meanwhile, after 5: too late."""
+    """A report that took a step to make is 1.5 steps on its way when the round closes after 2."""
     step_s = _step_s(small_plan("fedavg", 3, train={"local_steps": 1}, equal_shares=True))
+    far = INSTANT.model_copy(update={"latency_s": 0.75 * step_s})
     plan = small_plan(
-        "fedavg", 3, rounds=3, train={"local_steps": 1}, slowdowns=[1.0, 1.0, 1.0, 2.5],
-        access=INSTANT, equal_shares=True, round_deadline_s=2 * step_s,
+        "fedavg", 3, rounds=3, train={"local_steps": 1}, access=[INSTANT, INSTANT, INSTANT, far],
+        equal_shares=True, round_deadline_s=2 * step_s,
     )  # fmt: skip
     watcher = Watcher()
     outcome = run(plan, watcher)
@@ -115,6 +116,31 @@ def test_a_late_report_is_dropped_and_counted_and_the_others_are_averaged():
     assert outcome.stale == {"LocalModel": 2}
     large = [union(batches(plan, k, [t])[0] for k in (1, 2)) for t in range(3)]
     assert torch.allclose(outcome.results[0].values, sgd(plan, large), rtol=0, atol=1e-5)
+
+
+SHARED = ["fedavg", "fedprox", "fedadam", "fednova", "median", "scaffold", "fjord", "fixed-adacomm"]
+
+
+@pytest.mark.parametrize("method", SHARED)
+def test_work_for_a_closed_round_is_left_before_the_next_model_comes(method):
+    """The slow client needs 2.5 local phases; each deadline finds it at work, each model free."""
+    config = {"fixed-adacomm": {"period_steps": 2}, "fjord": {"widths": (1.0,)}}.get(method, {})
+    quick = run(small_plan(method, 3, rounds=1, access=INSTANT, equal_shares=True, **config)).time_s
+    plan = small_plan(
+        method, 3, rounds=4, slowdowns=[1, 1, 1, 2.5], access=INSTANT, equal_shares=True,
+        round_deadline_s=2 * quick, **config,
+    )  # fmt: skip
+    watcher = Watcher()
+    outcome = run(plan, watcher)
+    assert outcome.time_s == pytest.approx(4 * 2 * quick, rel=1e-6)
+    assert outcome.traffic.table[0, 3, "Stop"][0] == 4 and (0, 1, "Stop") not in outcome.traffic.table
+    assert not any(sender == 3 for sender, *_ in outcome.traffic.table) and not outcome.stale
+    assert outcome.busy_s[3] == pytest.approx(outcome.time_s, rel=1e-6)
+
+
+def test_without_a_deadline_nobody_is_told_to_stop():
+    outcome = run(small_plan("fedavg", 3, rounds=2, slowdowns=[1, 1, 1, 2.5]))
+    assert not any(kind == "Stop" for *_, kind in outcome.traffic.table)
 
 
 def test_too_few_reports_make_a_round_void():

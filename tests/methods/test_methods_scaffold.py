@@ -7,7 +7,7 @@ import torch
 from methods_reference import Wrapped, batches, gradient, rate, run, start, with_programs
 from quadratics import distance, optimum, quadratic_plan
 from small import run_small, small_plan
-from toy import Watcher
+from toy import FAST, Watcher
 
 from edgefl.errors import ConfigError
 from edgefl.methods.federated import scaffold
@@ -62,9 +62,10 @@ def test_c_is_the_mean_of_all_controls_also_with_partial_cohorts(option, fractio
 def test_late_and_lost_reports_leave_c_the_mean_of_what_clients_hold():
     step_s = run_small("scaffold", 4, rounds=1).time_s
     faults = FaultPlan(crashes=(Crash(2, at_s=2.5 * step_s, down_s=3 * step_s),), detect_s=step_s / 100)
+    far = FAST.model_copy(update={"latency_s": step_s})
     plan = small_plan(
-        "scaffold", 4, rounds=8, slowdowns=[1, 1, 1, 1, 3], round_deadline_s=1.5 * step_s, faults=faults
-    )  # fmt: skip
+        "scaffold", 4, rounds=8, access=[FAST] * 4 + [far], round_deadline_s=1.5 * step_s, faults=faults
+    )
     outcome, kept = listened(plan)
     counted = kept[0]["counted"]
     assert outcome.stale["Change"] > 0 and counted.get(4, -1) < 7

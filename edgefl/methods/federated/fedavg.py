@@ -6,10 +6,11 @@ of S_t whose reports count, as the paper's last versions have it.
 Delta form, the same for eta_g = 1 and weights that sum to 1: w <- w + eta_g sum_R w_k (y_k - w). With unequal
 n_k the mean over a cohort is a biased estimate of the mean over all; weighting "unbiased" is not,
 w_k = (N/m) n_k / sum n, whose sum is 1 in expectation only.
-Choices: a round ends at its deadline, or with over-selection at the m-th report, when the others are told to
-stop (Bonawitz et al. 2019); both favour fast clients. A late report is dropped and counted; with fewer than
-min_reports the round is void and w stays; an update that is refused changes nothing. While no client
-lives the server waits for one to return. [compress]: reports carry y_k - w, packed.
+Choices: a round ends at its deadline, or with over-selection at the m-th report (Bonawitz et al. 2019); both
+favour fast clients. Those still at work are then told to stop: they leave their stale work before a newer
+model comes. A report that was on its way is dropped and counted; with fewer than min_reports the round is
+void and w stays; an update that is refused changes nothing. While no client lives the server waits for one
+to return. [compress]: reports carry y_k - w, packed.
 """
 
 from __future__ import annotations

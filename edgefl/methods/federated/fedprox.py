@@ -7,6 +7,7 @@ Choices: cohorts and weights as in our FedAvg (the paper samples with probabilit
 so that only mu differs. Partial work: with a budget of steps or seconds a client reports what it has when
 the budget is used up, with the number of its steps, instead of being dropped at the deadline; at least one
 step is made. Seconds are kept by measuring: another step is made if one as long as the mean so far fits.
+A client that is at work when its round closes leaves that, as in our FedAvg.
 """
 
 from __future__ import annotations
