@@ -252,9 +252,9 @@ def accuracy_curve(method, seed, **config):
 
 @pytest.mark.slow
 def test_sub_models_reach_an_accuracy_sooner():
-    """At the end ranked masks are between nine points below FedAsync and level with it, by seed (0.859, 0.933
-    and 0.949 against 0.946, 0.956 and 0.946), so that three seeds bound their mean loosely; random masks lose
-    nothing."""
+    """At the end ranked masks are 1 to 2 points below FedAsync on average, and on some seeds by 14 (five seeds
+    here: 0.918 and 0.932; ten in a separate simulation of the rule in numpy: 0.915 and 0.938), so that three
+    seeds bound their mean loosely; random masks lose nothing."""
     found = {
         name: np.array([accuracy_curve(method, seed, **config) for seed in (1, 2, 3)])
         for name, method, config in (

@@ -54,7 +54,10 @@ def traffic(run: RunFiles) -> Markup:
 def updates(run: RunFiles) -> Markup:
     """Staleness, and reports received and missing, where the method records them."""
     charts = [chart for chart in (_staleness(run), _reports(run)) if chart]
-    return join((Markup('<div class="grid2">'), *charts, Markup("</div>"))) if charts else Markup("")
+    if not charts:
+        why = _why_missing(run)
+        return element("p", f"Updates that did not count{why}.") if why else Markup("")
+    return join((Markup('<div class="grid2">'), *charts, Markup("</div>")))
 
 
 def _staleness(run: RunFiles) -> Markup:
@@ -71,8 +74,8 @@ def _staleness(run: RunFiles) -> Markup:
         chart.box(box, (0, count), PALETTE[4], f"{count:,} updates with staleness {which}")
     middle = float(np.median(values))
     chart.upright(middle + 0.5)
-    dropped = run.metrics.get("dropped")
-    lost = f" {number(float(dropped.value.sum()))} were dropped as too old." if dropped is not None else ""
+    why = _why_missing(run)
+    lost = f" Others did not count{why}." if why else ""
     caption = (
         f"{len(values):,} updates, up to {number(float(values.max()))} versions old, the median"
         f" {number(middle)} (dashed).{lost} The y axis counts updates."
@@ -109,8 +112,13 @@ def _reports(run: RunFiles) -> Markup:
 
 
 def _why_missing(run: RunFiles) -> str:
-    """How many were late, lost with their node, or refused, where the method says so."""
-    words = {"late": "late", "lost": "lost with their node", "refused": "refused"}
+    """How many were late, dropped, lost with their node, or refused, where the method says so."""
+    words = {
+        "late": "late",
+        "dropped": "dropped as too old",
+        "lost": "lost with their node",
+        "refused": "refused",
+    }
     totals = {word: run.metrics[key].value.sum() for key, word in words.items() if key in run.metrics}
     found = [f"{number(float(total))} {word}" for word, total in totals.items() if total]
     return f" ({', '.join(found)})" if found else ""

@@ -110,7 +110,7 @@ class Hub:
         config: ADSPConfig = node.config
         clients = node.fleet.ids("client")
         fresh = {"v": None, "taken": 0, "target": 0, "search": None, "life": -1}
-        counts = {"commits": dict.fromkeys(clients, 0), "turns": dict.fromkeys(clients, -1)}
+        counts = {name: dict.fromkeys(clients, 0) for name in ("commits", "turns", "versions")}
         s = node.saved or {"x": node.model.init(), **fresh, **counts}
         self._node, self.period_s = node, check_period_s(node, config.check_period_s)
         self._held_out = node.fleet.held_out(config.num_held_out)
@@ -125,6 +125,7 @@ class Hub:
         self._target: int = s["target"]
         self._commits: dict[int, int] = dict(s["commits"])
         self._turns: dict[int, int] = dict(s["turns"])
+        self._versions: dict[int, int] = dict(s["versions"])  # commits taken when each was given W
         self.evaluating: list[Task[Evaluation]] = []
         self.unsaved = 0
         if s["life"] == node.life:
@@ -144,6 +145,7 @@ class Hub:
 
     def _give(self, k: int) -> None:
         self._turns[k] += 1
+        self._versions[k] = self.taken
         self._node.send(k, GlobalModel(self._turns[k], self.x))
 
     def commit(self, m: Commit) -> None:
@@ -155,7 +157,8 @@ class Hub:
         u = self._intake.change(k, m.change, self.x.layout)
         if u is not None:
             self._add(u / len(self._active))
-            self._node.record(train_loss=m.loss, local_steps=m.num_steps)
+            stale = self.taken - self._versions[k]
+            self._node.record(staleness=stale, train_loss=m.loss, local_steps=m.num_steps)
         if math.isfinite(m.step_s + m.commit_s) and min(m.step_s, m.commit_s) >= 0:
             self._paces[k] = m.step_s, m.commit_s
         self._commits[k] += 1
@@ -171,7 +174,9 @@ class Hub:
 
     def leave(self, k: int) -> None:
         """Client k is gone: it counts neither for M nor at check points."""
-        self._active.pop(k, None)
+        if k in self._active:
+            del self._active[k]
+            self._node.record(lost=1)
         if not self._active:
             for task in self.evaluating:
                 task.cancel()
@@ -253,6 +258,7 @@ class Hub:
             "target": self._target,
             "commits": dict(self._commits),
             "turns": dict(self._turns),
+            "versions": dict(self._versions),
             "search": self.search.state(),
             "active": tuple(self._active),
             "paces": tuple(self._paces.items()),

@@ -79,6 +79,8 @@ async def serve(node: Node, *, s: int, reads: Reads) -> Vector:
         m: Push | Gone | Back = await node.receive(Push, Gone, Back)
         k = m.sender
         if isinstance(m, Gone):
+            if k in clocks.active and k not in clocks.waiting:
+                node.record(lost=1)
             clocks.leave(k)
         elif isinstance(m, Back):
             clocks.enter(k)
