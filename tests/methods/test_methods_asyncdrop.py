@@ -252,7 +252,7 @@ def accuracy_curve(method, seed, **config):
 
 @pytest.mark.slow
 def test_sub_models_reach_an_accuracy_sooner():
-    """At the end ranked masks are 1 to 2 points below FedAsync on average, and on some seeds by 14 (five seeds
+    """At the end ranked masks are 1 to 2 points below FedAsync on average, on some seeds by 14 (five seeds
     here: 0.918 and 0.932; ten in a separate simulation of the rule in numpy: 0.915 and 0.938), so that three
     seeds bound their mean loosely; random masks lose nothing."""
     found = {
