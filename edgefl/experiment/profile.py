@@ -25,6 +25,7 @@ _OF_RUNTIME = {
     "programs": ("_resume",),
     "training": ("_result_of",),
 }
+_OF_WORKSHOP = {"training": ("_carry_out_all",)}
 _OF_OBSERVER = {"recording": ("published", "recorded", "span", "event"), "evaluation": ("_evaluate",)}
 
 
@@ -68,7 +69,8 @@ class RunProfile:
             raise ConfigError("--profile-run", True, "without execution.checkpoint_s")
         self._watch = Stopwatch()
         self._runtime = runtime
-        for owner, table in ((runtime, _OF_RUNTIME), (observer, _OF_OBSERVER)):
+        owners = (runtime, _OF_RUNTIME), (runtime._workshop, _OF_WORKSHOP), (observer, _OF_OBSERVER)
+        for owner, table in owners:
             for kind, names in table.items():
                 for name in names:
                     setattr(owner, name, self._watch.around(kind, getattr(owner, name)))
