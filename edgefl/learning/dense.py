@@ -138,8 +138,8 @@ class DenseGroups:
         return torch.stack([v.values for v in vectors]).to(self.learner.device)
 
     def _rates(self, works: Sequence[LocalSGD]) -> Tensor:
-        """(G,) the learning rate of each item's round."""
-        rates = [self.learner.optimizer.rate(w.round) for w in works]
+        """(G,) each item's learning rate."""
+        rates = [w.rate(self.learner) for w in works]
         return torch.tensor(rates, device=self.learner.device)
 
     def _states(self, works: Sequence[LocalSGD]) -> tuple[Tensor, ...]:

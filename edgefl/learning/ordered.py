@@ -47,7 +47,7 @@ class OrderedSGD(LocalSGD):
 
     def run(self, learner: Learner) -> Trained:
         check_steps(self.steps, self.data)
-        optimizer, rate = learner.optimizer, learner.optimizer.rate(self.round)
+        optimizer, rate = learner.optimizer, self.rate(learner)
         values = self.parameters.values.to(learner.device, copy=True)
         state = optimizer.zeros((), self.limit.model.layout, learner.device)
         places = {

@@ -91,6 +91,10 @@ class LocalSGD(Work):
         steps = range(self.round * n, (self.round + 1) * n)
         return steps if self.part is None else steps[self.part.start : self.part.stop]
 
+    def rate(self, learner: Learner) -> float:
+        """The learning rate of its steps."""
+        return learner.optimizer.rate(self.round) * self.workload.rate_factor
+
     def cost(self, learner: Learner) -> Cost:
         model, batch_size = self.model or learner.model, self.workload.batch_size
         batches = _batches(len(self.data), batch_size, self.steps)
@@ -107,7 +111,7 @@ class LocalSGD(Work):
             self.data,
             self.steps,
             self.workload.batch_size,
-            learner.optimizer.rate(self.round),
+            self.rate(learner),
             self.proximal_mu,
             self.state,
             None if self.anchor is None else self.anchor.values,

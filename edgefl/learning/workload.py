@@ -51,6 +51,8 @@ class Workload(BaseModel):
     steps: int | None = Field(default=None, gt=0)
     """Mini-batches per round; where None, `epochs` passes over the local data."""
     epochs: int = Field(default=1, gt=0)
+    rate_factor: float = Field(default=1.0, gt=0)
+    """What local training multiplies [train]'s learning rate by."""
     width: float = Field(default=1.0, gt=0, le=1)
     """Share of every hidden layer's units that is trained here (sub-models)."""
     cut: int | None = Field(default=None, gt=0)

@@ -6,7 +6,9 @@ transfer with the links to itself. `edgefl plan` shows what becomes of that when
 Policies:
 uniform: [train]'s batch size and steps for all.
 proportional-batch: batch sizes that let all devices end a round of [train]'s local steps together, as far as
-their overheads, data and memory allow; the fleet trains on no fewer examples per step than with uniform.
+their overheads, data and memory allow; the fleet trains on no fewer examples per step than with uniform, and
+on more where they are nearly free. A device's learning rate grows and falls with its batch (the linear scaling
+rule, Goyal et al. 2017, https://arxiv.org/abs/1706.02677), in local training.
 deadline: as many local steps as fit before a common deadline, at [train]'s batch size.
 width: uniform, on the widest sub-model, of those in WIDTHS, with which a round ends before the deadline and
 that fits the memory; for methods that train at a planned width.
@@ -35,6 +37,11 @@ Policy = Literal["uniform", "proportional-batch", "deadline", "width", "cluster"
 WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
 """Shares of each hidden layer's units that the policy width chooses from."""
 _HALVINGS = 60
+_FREE = 0.02
+"""proportional-batch: what a round may be longer for examples that cost next to nothing, as a share."""
+_MOST_GROWTH = 4
+"""proportional-batch: how many times [train]'s batch size a device takes for that reason; far beyond it the
+linear scaling rule does not hold."""
 _MOST_STEPS = 1 << 20
 
 
@@ -197,15 +204,26 @@ def _proportional_batches(fleet: Fleet, uniform: Mapping[int, Workload]) -> dict
     high = max(fleet.compute_s(i, w) + transfers[i] for i, w in uniform.items())
     if sum(batches(high).values()) < total:
         # Memory or data keeps the others from taking over what the slowest would leave.
-        return {
-            i: w.model_copy(update={"batch_size": min(w.batch_size, most[i])}) for i, w in uniform.items()
-        }
-    low = 0.0
+        return {i: _with_batch(w, min(w.batch_size, most[i]), most[i]) for i, w in uniform.items()}
+    # No round is shorter than the slowest device's with batches of one.
+    low = max(_compute_of_batch(fleet, i, w, 1) + transfers[i] for i, w in uniform.items())
+    if sum(batches(low).values()) >= total:
+        high = low
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (low, middle) if sum(batches(middle).values()) >= total else (middle, high)
-    chosen = batches(high)
-    return {i: w.model_copy(update={"batch_size": chosen[i]}) for i, w in uniform.items()}
+    free, growth = batches(high * (1 + _FREE)), _MOST_GROWTH
+    while sum(min(b, growth * uniform[i].batch_size) for i, b in free.items()) < total:
+        growth *= 2
+    return {
+        i: _with_batch(w, min(free[i], growth * w.batch_size), most[i]) for i, w in uniform.items()
+    }
+
+
+def _with_batch(workload: Workload, batch_size: int, most: int) -> Workload:
+    """The workload at another batch size, its rate with it; most: the largest that the data allows."""
+    factor = batch_size / min(workload.batch_size, most)
+    return workload.model_copy(update={"batch_size": batch_size, "rate_factor": factor})
 
 
 def _largest_batch(fleet: Fleet, i: int, workload: Workload) -> int:
@@ -216,15 +234,14 @@ def _largest_batch(fleet: Fleet, i: int, workload: Workload) -> int:
 
 
 def _batch_within(fleet: Fleet, i: int, workload: Workload, most: int, seconds: float) -> int:
-    """The largest batch size up to `most` with which the steps, all of full batches, take at most so many
-    seconds; at least 1."""
-    steps = workload.steps or 1
+    """The largest batch size up to `most` with which the steps take at most so many seconds; at least 1."""
+    return _largest(most, lambda b: _compute_of_batch(fleet, i, workload, b) <= seconds)
 
-    def fits(batch_size: int) -> bool:
-        one = workload.model_copy(update={"batch_size": batch_size, "steps": 1})
-        return steps * fleet.compute_s(i, one) <= seconds
 
-    return _largest(most, fits)
+def _compute_of_batch(fleet: Fleet, i: int, workload: Workload, batch_size: int) -> float:
+    """Seconds of a round's steps, all of full batches."""
+    one = workload.model_copy(update={"batch_size": batch_size, "steps": 1})
+    return (workload.steps or 1) * fleet.compute_s(i, one)
 
 
 def _largest(most: int, fits: Callable[[int], bool]) -> int:

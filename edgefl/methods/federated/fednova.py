@@ -58,7 +58,8 @@ class Normalised:
 
     def add(self, r: LocalModel, y: Vector) -> None:
         config, optimizer = self._node.config, self._node.optimizer
-        eta_mu = optimizer.rate(r.round) * config.proximal_mu
+        factor = self._node.fleet.workload(r.sender).rate_factor
+        eta_mu = optimizer.rate(r.round) * factor * config.proximal_mu
         a = norm_of_weights(r.num_steps, optimizer.train.momentum, eta_mu)
         n_k = 1 if config.weighting == "uniform" else r.num_examples
         self._directions.add((y - self._w) / a, n_k)

@@ -160,7 +160,7 @@ async def client(node: Node) -> None:
             g: GradientResult = await node.compute(Gradient(x, node.data, m.round, whole))
             new = g.gradient
         else:
-            K_eta = r.num_steps * node.optimizer.rate(m.round)
+            K_eta = r.num_steps * work.rate(node.learner)
             new = c_i.held - c + (x - r.parameters) / K_eta
         dc = new - c_i.held
         await c_i.save(new, m.round)
