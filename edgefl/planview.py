@@ -21,26 +21,27 @@ _MARKS = {"compute": "#", "send": "="}
 
 def plan_table(found: Preview) -> Table:
     """A row per node, or per kind of node in a large fleet."""
-    groups: dict[tuple[str, str, int, int], list[NodePreview]] = defaultdict(list)
+    groups: dict[tuple[object, ...], list[NodePreview]] = defaultdict(list)
     large = len(found.nodes) > MOST_ROWS
     for one in found.nodes:
-        key = (one.role, one.device, one.batch_size, one.steps)
-        groups[key if large else (*key[:2], one.node, 0)].append(one)
-    rows = [_row(members) for members in groups.values()]
+        key = (one.role, one.device, one.batch_size, one.steps, one.width)
+        groups[key if large else (one.node,)].append(one)
+    widths = any(one.width is not None for one in found.nodes)
+    rows = [_row(members, widths) for members in groups.values()]
     title = (
         f"{found.method}, {found.policy}: {seconds(found.round_s)} a round over {number(found.num_rounds)}"
         f" rounds, devices {share(found.idle, 1.0)} idle"
     )
     headers = (
-        "node", "role", "device", "examples", "batch", "steps", "round alone", "computing", "idle", "memory",
-        "sent", "energy (modelled)",
+        "node", "role", "device", "examples", "batch", "steps", *(("width",) if widths else ()),
+        "round alone", "computing", "idle", "memory", "sent", "energy (modelled)",
     )  # fmt: skip
     made = table(headers, rows, right=range(3, len(headers)))
     made.title, made.title_justify = title, "left"
     return made
 
 
-def _row(members: list[NodePreview]) -> tuple[str, ...]:
+def _row(members: list[NodePreview], widths: bool) -> tuple[str, ...]:
     first, count = members[0], len(members)
     planned = [one.planned_s for one in members if one.planned_s is not None]
     joules = [one.joules for one in members if one.joules is not None]
@@ -52,6 +53,7 @@ def _row(members: list[NodePreview]) -> tuple[str, ...]:
         number(sum(one.num_examples for one in members) / count),
         str(first.batch_size) if has_data else "",
         str(first.steps) if has_data else "",
+        *((share(first.width, 1.0) if first.width is not None and has_data else "",) if widths else ()),
         seconds(sum(planned) / len(planned)) if planned else "",
         seconds(sum(one.busy_s for one in members) / count),
         share(sum(one.idle for one in members), count),

@@ -36,7 +36,7 @@ from edgefl.nodes import Method
 from edgefl.nodes.plan import NodeSpec, RunPlan, Thermal
 from edgefl.parameters.compress import CompressConfig
 from edgefl.planning.memory import refuse_beyond_memory
-from edgefl.planning.workloads import Assignment, Fleet, assign, assigned, refuse_too_large
+from edgefl.planning.workloads import Assignment, Fleet, assign, assigned, refuse_too_large, replanner
 
 TASK_METRICS = {
     "classification": ("accuracy", "loss"),
@@ -105,6 +105,7 @@ def build(experiment: Experiment) -> Built:
         faults=fault_plan(experiment, len(profiles), first_device),
         groups=assignment.groups,
         compress=_compress(experiment, method),
+        replan=replanner(fleet, experiment.assign, assignment),
     )
     if method.prepare is not None:
         method.prepare(plan)

@@ -32,7 +32,8 @@ MOST_EVENTS_S = 1e7
 class NodePreview:
     """One node over the preview. busy_s, sending_s: of its time. idle: share in which it does not compute.
 
-    planned_s: of a round as planned, with the links to itself; None for a node without data.
+    planned_s: of a round as planned, with the links to itself; None for a node without data. width: of its
+    sub-model; None where none is planned.
     """
 
     node: int
@@ -41,6 +42,7 @@ class NodePreview:
     num_examples: int
     batch_size: int
     steps: int
+    width: float | None
     busy_s: float
     sending_s: float
     idle: float
@@ -130,6 +132,7 @@ def _node(built: Built, watcher: Watcher, outcome: Outcome, i: int) -> NodePrevi
         num_examples=num_examples,
         batch_size=spec.workload.batch_size,
         steps=spec.workload.num_steps(num_examples),
+        width=spec.workload.width,
         busy_s=busy_s,
         sending_s=watcher.sending_s[i],
         idle=max(0.0, 1 - busy_s / spec.profile.lanes / time_s) if time_s else 0.0,

@@ -53,8 +53,8 @@ class Workload(BaseModel):
     epochs: int = Field(default=1, gt=0)
     rate_factor: float = Field(default=1.0, gt=0)
     """What local training multiplies [train]'s learning rate by."""
-    width: float = Field(default=1.0, gt=0, le=1)
-    """Share of every hidden layer's units that is trained here (sub-models)."""
+    width: float | None = Field(default=None, gt=0, le=1)
+    """Share of every hidden layer's units that is trained here (sub-models); None: it was not planned."""
     cut: int | None = Field(default=None, gt=0)
     """Number of blocks that stay on the device (split learning)."""
     share: float = Field(default=1.0, gt=0, le=1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Generator, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -12,7 +12,7 @@ import torch
 from edgefl.data import Batch, LocalData
 from edgefl.keyed import generator
 from edgefl.learning.cost import duration_s
-from edgefl.learning.work import gradient_cost
+from edgefl.learning.work import LocalSGD, gradient_cost
 from edgefl.messages.base import Message
 from edgefl.nodes.operations import Compute, First, Op, Receive, Save, Sleep
 
@@ -147,6 +147,22 @@ class FleetView:
         return self._state.port.alive(self._state, j)
 
 
+class Watched(Op[Any]):
+    """A node's computing, whose duration the node hears of."""
+
+    __slots__ = ("_computing", "_node")
+
+    def __init__(self, computing: Compute[Any], node: Node) -> None:
+        self._computing, self._node = computing, node
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        began_s = self._node.now()
+        result = yield self._computing
+        if isinstance(self._computing.work, LocalSGD):
+            self._node.trained(self._computing.work, self._node.now() - began_s)
+        return result
+
+
 class Node:
     """One life of a node, as its program sees it. Every `await` in a program is on one of these."""
 
@@ -159,6 +175,7 @@ class Node:
         self.config: Any = plan.config
         """The method's own settings."""
         self.workload: Workload = spec.workload
+        """As planned, or as planned anew in this life for what training took ([assign] replan_above)."""
         self.data: LocalData | None = spec.data
         self.compress = plan.compress
         """The [compress] table."""
@@ -213,7 +230,20 @@ class Node:
 
         Returns what the work returns; raises what it raises. Inputs are what they are now.
         """
-        return Compute(work, share)
+        computing = Compute[Any](work, share)
+        return computing if self._plan.replan is None else Watched(computing, self)
+
+    def trained(self, work: LocalSGD, seconds: float) -> None:
+        """Take note of what a round's local training took, and plan the next ones for it."""
+        assert self._plan.replan is not None
+        if work.workload is not self.workload or work.part is not None:
+            return
+        new = self._plan.replan(self.id, self.workload, seconds)
+        if new is not None:
+            was, steps = self.workload, work.steps
+            now = f"{new.num_steps(len(work.data))} steps of {new.batch_size}"
+            self.note("replanned", f"{len(steps)} steps of {was.batch_size} took {seconds:.3g} s; now {now}")
+            self.workload = new
 
     def send(
         self, to: int | Collection[int], message: Message, *, rate_bytes_per_s: float | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -78,6 +78,11 @@ class FaultPlan:
     """Standard deviation of a log-normal factor (mean 1) on each work item's time."""
 
 
+Replan = Callable[[int, "Workload", float], "Workload | None"]
+"""From a node, the workload of its local training and the seconds that this took, another workload; None
+where it keeps to the plan."""
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """All that a runtime needs. nodes: by id. rounds, time_s: where the run ends, None: nowhere."""
@@ -97,6 +102,8 @@ class RunPlan:
     """Nodes that hold data, in the groups of [assign], the fastest first."""
     compress: CompressConfig = field(default_factory=CompressConfig)
     """How updates are made smaller on their way, by methods that send updates."""
+    replan: Replan | None = None
+    """What a node goes by when its local training takes another time than planned; None: the plan stands."""
 
     @cached_property
     def _ids(self) -> Mapping[str | None, tuple[int, ...]]:

@@ -7,8 +7,8 @@ Policies:
 uniform: [train]'s batch size and steps for all.
 proportional-batch: batch sizes that let all devices end a round of [train]'s local steps together, as far as
 their overheads, data and memory allow; the fleet trains on no fewer examples per step than with uniform, and
-on more where they are nearly free. A device's learning rate grows and falls with its batch (the linear scaling
-rule, Goyal et al. 2017, https://arxiv.org/abs/1706.02677), in local training.
+on more where they are nearly free. In local training a device's rate grows and falls with its batch (linear
+scaling, Goyal et al. 2017, https://arxiv.org/abs/1706.02677).
 deadline: as many local steps as fit before a common deadline, at [train]'s batch size.
 width: uniform, on the widest sub-model, of those in WIDTHS, with which a round ends before the deadline and
 that fits the memory; for methods that train at a planned width.
@@ -31,7 +31,7 @@ from edgefl.learning.model import Model
 from edgefl.learning.work import LocalSGD
 from edgefl.learning.workload import Workload
 from edgefl.network import NetworkPlan
-from edgefl.nodes.plan import NodeSpec
+from edgefl.nodes.plan import NodeSpec, Replan
 
 Policy = Literal["uniform", "proportional-batch", "deadline", "width", "cluster"]
 WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
@@ -59,6 +59,9 @@ class AssignConfig(BaseModel):
     """deadline: most local steps of a device."""
     groups: int = Field(default=2, ge=1)
     """cluster: how many groups."""
+    replan_above: float | None = Field(default=None, gt=0)
+    """deadline, proportional-batch: a device whose local training takes this much more or less than planned,
+    as a share, plans its work anew; None: the plan stands."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class Fleet:
         """Seconds of that."""
         return duration_s(self.cost(i, workload), self.nodes[i].profile) * self.slowdowns[i]
 
-    def transfer_s(self, i: int, width: float = 1.0) -> float:
+    def transfer_s(self, i: int, width: float | None = None) -> float:
         """Seconds of one model down and one up, alone on the links, between node i and the slowest of whom
         it talks to."""
         size = narrowed(self.learner.model, width).counts.parameter_bytes
@@ -156,28 +159,41 @@ def assigned(nodes: Sequence[NodeSpec], assignment: Assignment) -> tuple[NodeSpe
     )
 
 
-def replanned(
-    fleet: Fleet,
-    config: AssignConfig,
-    now: Assignment,
-    observed_s: Mapping[int, float],
-    *,
-    drift: float = 0.2,
-) -> tuple[Fleet, Assignment]:
-    """The plan again, once devices take another time than planned; the same objects where all keep to it.
+def replanner(fleet: Fleet, config: AssignConfig, planned: Assignment) -> Replan | None:
+    """What a device goes by once its training takes another time than planned; None without replan_above.
 
-    observed_s: seconds of computing in a round, by node, of those that reported. drift: what a device may be
-    off its plan, as a share. Between rounds a server calls this and sends the new workloads with the model.
+    A device that is off by more than that share takes how fast it was for granted, and plans the work that
+    fills its planned time. Where not even batches of one would fit, the batch stays.
+    Raises ConfigError for a policy that plans no time.
     """
-    slowdowns = dict(fleet.slowdowns)
-    for i, seconds in observed_s.items():
-        factor = seconds / now.shares[i].compute_s
-        if abs(factor - 1) > drift:
-            slowdowns[i] *= factor
-    if slowdowns == dict(fleet.slowdowns):
-        return fleet, now
-    new = replace(fleet, slowdowns=slowdowns)
-    return new, assign(new, config)
+    if config.replan_above is None:
+        return None
+    if config.policy not in ("deadline", "proportional-batch"):
+        accepted = f"policy deadline or proportional-batch, which plan a time; {config.policy} does not"
+        raise ConfigError("assign.replan_above", config.replan_above, accepted)
+    drift = config.replan_above
+
+    def replan(i: int, workload: Workload, seconds: float) -> Workload | None:
+        share = planned.shares[i]
+        if abs(seconds / share.compute_s - 1) <= drift:
+            return None
+        factor = seconds / fleet.compute_s(i, workload)
+        found = replace(fleet, slowdowns={**fleet.slowdowns, i: fleet.slowdowns[i] * factor})
+        within_s = share.compute_s * (1 + 1e-9)
+        if config.policy == "deadline":
+            new = workload.model_copy(
+                update={"steps": _most_steps(found, i, workload, config.max_steps or _MOST_STEPS, within_s)}
+            )
+        elif _compute_of_batch(found, i, workload, 1) > within_s:
+            return None
+        else:
+            was = share.workload
+            batch_size = _batch_within(found, i, workload, was.batch_size, within_s)
+            rate_factor = was.rate_factor * batch_size / was.batch_size
+            new = workload.model_copy(update={"batch_size": batch_size, "rate_factor": rate_factor})
+        return None if new == workload else new
+
+    return replan
 
 
 def _planned(
@@ -215,9 +231,7 @@ def _proportional_batches(fleet: Fleet, uniform: Mapping[int, Workload]) -> dict
     free, growth = batches(high * (1 + _FREE)), _MOST_GROWTH
     while sum(min(b, growth * uniform[i].batch_size) for i, b in free.items()) < total:
         growth *= 2
-    return {
-        i: _with_batch(w, min(free[i], growth * w.batch_size), most[i]) for i, w in uniform.items()
-    }
+    return {i: _with_batch(w, min(free[i], growth * w.batch_size), most[i]) for i, w in uniform.items()}
 
 
 def _with_batch(workload: Workload, batch_size: int, most: int) -> Workload:
@@ -299,9 +313,12 @@ def _widths_that_fit(
     return chosen
 
 
-def narrowed(model: Model, width: float) -> Model:
-    """The model with that share of each set of units, rounded up. Raises ConfigError where it has none."""
-    if width == 1:
+def narrowed(model: Model, width: float | None) -> Model:
+    """The model with that share of each set of units, rounded up; whole where None or 1.
+
+    Raises ConfigError where it has none.
+    """
+    if width is None or width == 1:
         return model
     return model.narrowed(tuple(math.ceil(width * n) for n in model.narrowing.counts.values()))
 
@@ -340,11 +357,12 @@ def refuse_too_large(nodes: Sequence[NodeSpec], learner: Learner) -> None:
     for i, node in enumerate(nodes):
         if node.data is None or not len(node.data):
             continue
-        cost = LocalSGD(learner.model.init(), node.data, 0, node.workload).cost(learner)
+        model = narrowed(learner.model, node.workload.width)
+        cost = LocalSGD(learner.model.init(), node.data, 0, node.workload, model=model).cost(learner)
         if cost.memory_bytes > node.profile.memory_bytes:
             accepted = (
                 f"{node.role} {i} ({node.profile.name}) needs {_megabytes(cost.memory_bytes)} for"
-                f" {learner.model.label} at batch size {node.workload.batch_size} and has"
+                f" {model.label} at batch size {node.workload.batch_size} and has"
                 f" {_megabytes(node.profile.memory_bytes)}"
             )
             raise ConfigError("fleet.devices", node.profile.name, accepted)

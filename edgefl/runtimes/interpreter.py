@@ -224,7 +224,8 @@ class Interpreter(Tasks):
         return None
 
     def _is_stateless(self, state: NodeState) -> bool:
-        return self.plan.nodes[state.id].role in self.plan.method.stateless
+        # A node that plans its work anew remembers it.
+        return self.plan.replan is None and self.plan.nodes[state.id].role in self.plan.method.stateless
 
     # --- messages and peers -------------------------------------------------------------------------
 

@@ -1,3 +1,5 @@
+import csv
+
 import pytest
 from experiment_files import SMALL
 
@@ -40,6 +42,24 @@ def test_a_deadline_gives_fast_devices_more_steps_in_the_same_round(file):
     assert deadline.idle < uniform.idle
     steps = {node.device: node.steps for node in deadline.nodes if node.num_examples}
     assert steps["laptop"] > steps["jetson-nano"] >= 3
+
+
+def test_fjord_trains_at_the_planned_widths(file, tmp_path):
+    """Slow devices get narrow corners: fewer bytes, and rounds no longer wait for them."""
+    sets = ["stop.rounds=4", "assign.policy=width", "fleet.stragglers={share=0.5, slowdown=4}"]
+    experiment = load_experiment(file, sets, method="fjord")
+    found = {n.node: n.width for n in preview(experiment).nodes if n.num_examples}
+    assert max(found.values()) == 1.0 and min(found.values()) < 1.0
+    run_experiment(experiment, out=tmp_path / "run", keep_events=False)
+    with (tmp_path / "run" / "nodes.csv").open(newline="") as file:
+        sent = {int(row["node"]): int(row["sent_bytes"]) for row in csv.DictReader(file)}
+    narrow, wide = min(found, key=found.__getitem__), max(found, key=found.__getitem__)
+    assert sent[narrow] < 0.8 * sent[wide]
+
+
+def test_only_methods_that_narrow_take_widths(file):
+    with pytest.raises(ConfigError, match="fedavg trains the whole model"):
+        preview(load_experiment(file, ["assign.policy=width"]))
 
 
 def test_what_is_shown(file):

@@ -7,7 +7,7 @@ from edgefl.learning import Learner, ModelConfig, Problem, TrainConfig, Workload
 from edgefl.learning.measuring import made_data
 from edgefl.network import Access, NetworkPlan, make_topology
 from edgefl.nodes.plan import NodeSpec
-from edgefl.planning.workloads import AssignConfig, Fleet, assign, assigned, refuse_too_large, replanned
+from edgefl.planning.workloads import AssignConfig, Fleet, assign, assigned, refuse_too_large, replanner
 
 DIGITS = Problem("classification", (8, 8), 10)
 MODEL = build_model(ModelConfig(name="mlp", hidden=(32,)), DIGITS, 0)
@@ -118,17 +118,54 @@ def test_slow_devices_get_narrower_models():
     )
 
 
-def test_planning_again_only_when_times_drift():
-    devices, config = fleet([profile(1e6), profile(1e6)]), AssignConfig(policy="deadline")
+def test_overheads_alone_are_no_reason_for_a_smaller_batch():
+    """Batches of one would save nothing: examples are nearly free, and the rate goes with them."""
+    devices = fleet([profile(1e12, overhead_s=0.01), profile(1e12, overhead_s=0.001)])
+    found = assign(devices, AssignConfig(policy="proportional-batch"))
+    assert [found.shares[i].workload.batch_size for i in (1, 2)] == [64, 64]
+    assert [found.shares[i].workload.rate_factor for i in (1, 2)] == [4.0, 4.0]
+    uniform = assign(devices, AssignConfig())
+    assert found.round_s <= uniform.round_s * 1.02
+
+
+def test_the_rate_goes_with_the_batch():
+    found = assign(fleet([profile(1e6), profile(5e6)]), AssignConfig(policy="proportional-batch"))
+    for share in found.shares.values():
+        assert share.workload.rate_factor == share.workload.batch_size / 16
+    held = fleet([profile(1e6)], examples=10)
+    assert assign(held, AssignConfig(policy="proportional-batch")).shares[1].workload.rate_factor == 1.0
+
+
+def test_a_plan_made_anew_only_when_times_drift():
+    devices = fleet([profile(1e6), profile(1e6)])
+    config = AssignConfig(policy="deadline", replan_above=0.2)
     now = assign(devices, config)
-    close = {i: s.compute_s * 1.1 for i, s in now.shares.items()}
-    assert replanned(devices, config, now, close) == (devices, now)
-    drifted = {1: now.shares[1].compute_s * 4, 2: now.shares[2].compute_s}
-    new, again = replanned(devices, config, now, drifted)
-    assert new.slowdowns[1] == pytest.approx(4) and new.slowdowns[2] == 1
-    assert [again.shares[i].workload.steps for i in (1, 2)] == [10, 40]
-    # Carried out as planned, the new plan holds.
-    assert replanned(new, config, again, {i: s.compute_s for i, s in again.shares.items()}) == (new, again)
+    replan, was, planned_s = replanner(devices, config, now), now.shares[1].workload, now.shares[1].compute_s
+    assert replan(1, was, planned_s * 1.1) is None
+    slower = replan(1, was, planned_s * 2.5)
+    assert slower.steps == 4
+    # Carried out as planned, the new plan holds; the device's old speed brings the old plan back.
+    assert replan(1, slower, devices.compute_s(1, slower) * 2.5) is None
+    assert replan(1, slower, devices.compute_s(1, slower)).steps == was.steps
+
+
+def test_a_batch_follows_the_speed_and_the_rate_the_batch():
+    devices = fleet([profile(1e6), profile(2e6)])
+    config = AssignConfig(policy="proportional-batch", replan_above=0.2)
+    now = assign(devices, config)
+    replan, share = replanner(devices, config, now), now.shares[2]
+    slower = replan(2, share.workload, share.compute_s * 2)
+    assert slower.batch_size == pytest.approx(share.workload.batch_size / 2, abs=1)
+    assert slower.rate_factor == pytest.approx(slower.batch_size / 16)
+    # Where not even batches of one would fit the batch stays.
+    assert replan(2, share.workload, share.compute_s * 1000) is None
+
+
+def test_only_policies_that_plan_a_time_can_be_replanned():
+    devices, config = fleet([profile(1e6)]), AssignConfig(replan_above=0.2)
+    with pytest.raises(ConfigError, match=r"assign\.replan_above = 0\.2: policy deadline or"):
+        replanner(devices, config, assign(devices, config))
+    assert replanner(devices, AssignConfig(policy="cluster"), assign(devices, AssignConfig())) is None
 
 
 def test_only_nodes_with_data_get_a_share():

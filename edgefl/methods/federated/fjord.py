@@ -7,8 +7,9 @@ corner.
 Server: each coordinate becomes the mean over those who reported and whose p_k-corner holds it, with weights
 n_k (examples); one that nobody holds stays.
 Choices: limits are dealt evenly over P in order of planned seconds per step, the fastest getting the largest,
-ties by id. A step touches its corner alone: no decay or momentum outside. No self-distillation (an
-option of the paper). Rounds, deadline and over-selection as in our FedAvg, which P = {1} is.
+ties by id; where [assign] plans widths a limit is the widest of P within its plan, or the narrowest. A step
+touches its corner alone: no decay or momentum outside. No self-distillation (an option of the paper). Rounds,
+deadline and over-selection as in our FedAvg, which P = {1} is.
 """
 
 from __future__ import annotations
@@ -77,7 +78,12 @@ def corner(model: Model, width: float) -> SubModel:
 def limits(node: Node) -> dict[int, float]:
     """p_k of every client."""
     widths: Sequence[float] = node.config.widths
-    fastest_first = sorted(node.fleet.ids("client"), key=lambda k: (node.fleet.step_s(k), k))
+    planned = {k: node.fleet.workload(k).width for k in node.fleet.ids("client")}
+    if None not in planned.values():
+        return {
+            k: max((p for p in widths if p <= (most or 0)), default=widths[0]) for k, most in planned.items()
+        }
+    fastest_first = sorted(planned, key=lambda k: (node.fleet.step_s(k), k))
     n = len(fastest_first)
     return {k: widths[-1 - i * len(widths) // n] for i, k in enumerate(fastest_first)}
 
@@ -140,9 +146,10 @@ async def client(node: Node) -> None:
     assert node.data is not None
     p_k = limits(node)[node.id]
     choices = [corner(node.model, p) for p in node.config.widths if p <= p_k]
-    limit, num_steps = choices[-1], node.workload.num_steps(len(node.data))
+    limit = choices[-1]
     while True:
         m = await node.receive(Corner)
+        num_steps = node.workload.num_steps(len(node.data))
         drawn = node.rng("width", m.round).integers(len(choices), size=num_steps)
         work = OrderedSGD(
             Vector(limit.model.layout, m.values), node.data, m.round, node.workload, model=limit.model,
@@ -178,4 +185,5 @@ METHOD = Method(
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(Corner, TrainedCorner)),
     stateless=("client",),
+    takes_width=True,
 )
