@@ -7,7 +7,6 @@ import torch
 from methods_reference import batches, run, sgd, union
 from small import small_plan
 
-from edgefl.errors import ProgramFailed
 from edgefl.nodes.plan import Crash, FaultPlan
 
 
@@ -40,7 +39,27 @@ def test_a_gradient_costs_two_models_less_a_share():
     assert run(plan).traffic.payload_bytes == rounds * 8 * (n - 1) * d
 
 
-def test_a_departure_stops_the_run_and_names_the_peer():
-    faults = FaultPlan(crashes=(Crash(2, at_s=0.001),), detect_s=0.01)
-    with pytest.raises(ProgramFailed, match=r"peer 3 .*PeerGone: node 2 is gone"):
-        run(small_plan("ring-allreduce", 4, rounds=50, faults=faults))
+def test_a_lost_peer_is_left_out_and_the_others_go_on_bit_equal():
+    """Wherever it goes: the steps from some step on are those of the survivors' batches alone."""
+    undisturbed = run(small_plan("ring-allreduce", 4, rounds=6))
+    for at in range(1, 20):
+        crash = Crash(2, at_s=undisturbed.time_s * at / 20)
+        plan = small_plan("ring-allreduce", 4, rounds=6, faults=FaultPlan(crashes=(crash,), detect_s=1e-5))
+        results = run(plan).results
+        assert set(results) == {0, 1, 3} and len({x.values.numpy().tobytes() for x in results.values()}) == 1
+        assert any(
+            torch.allclose(results[0].values, without_from(plan, 2, first), rtol=0, atol=1e-5)
+            for first in range(7)
+        )
+
+
+def without_from(plan, lost, first):
+    """Six steps on the mean gradient of four peers, and of three from step `first` on."""
+    members = [[i for i in range(4) if i != lost or k < first] for k in range(6)]
+    return sgd(plan, [union(batches(plan, i, [k])[0] for i in members[k]) for k in range(6)])
+
+
+def test_the_last_that_lives_goes_on_alone():
+    crashes = tuple(Crash(i, at_s=0.001 * i) for i in (1, 2))
+    plan = small_plan("ring-allreduce", 3, rounds=6, faults=FaultPlan(crashes=crashes, detect_s=1e-4))
+    assert set(run(plan).results) == {0}

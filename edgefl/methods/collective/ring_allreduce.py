@@ -2,8 +2,8 @@
 
 Step k: every peer takes one mini-batch gradient at the common x, all average their gradients by chunked
 reduce-scatter and all-gather (2(n-1) steps; Patarasuk and Yuan 2009), and every one applies the mean. The
-ring is the peers in ascending id. Choice: all batches weigh the same. A peer that is gone stops the run:
-the ring has no other way.
+ring is the peers in ascending id. Choices: all batches weigh the same. When a peer is gone, the others agree
+on who has which mean, and begin the unfinished one anew without it; one that returns is not taken back.
 """
 
 from __future__ import annotations
@@ -11,21 +11,23 @@ from __future__ import annotations
 from edgefl.learning.work import Gradient, GradientResult
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
-from edgefl.patterns.all_reduce import Chunk, all_reduce_mean
 from edgefl.patterns.reports import ALL_EQUAL, ALL_FINITE
+from edgefl.patterns.surviving import MESSAGES, SurvivingRing
 
 
 async def peer(node: Node) -> Vector:
     assert node.data is not None
     x = node.model.init()
     state = node.optimizer.init(x.layout)
-    ring = node.fleet.ids("peer")
+    ring, made = SurvivingRing(node, node.fleet.ids("peer")), 0
     for k in node.rounds():
         r: GradientResult = await node.compute(Gradient(x, node.data, k, node.workload))
-        mean = await all_reduce_mean(node, ring, r.gradient, tag=k)
+        mean = await ring.mean(r.gradient, k)
         x, state = node.optimizer.step(x, mean, state, k)
         node.record(round=k, train_loss=r.loss)
-        node.publish(x, step=k + 1)
+        made = k + 1
+        node.publish(x, step=made)
+    await ring.end(made)
     return x
 
 
@@ -34,10 +36,10 @@ METHOD = Method(
     title="Synchronous SGD with ring all-reduce",
     paper="Patarasuk and Yuan 2009, https://doi.org/10.1016/j.jpdc.2008.09.002",
     roles={"peer": peer},
-    messages=(Chunk,),
+    messages=MESSAGES,
     ends_with=("peer",),
     needs="any",
     evaluates="mean",
-    tolerates=Faults(),
+    tolerates=Faults(crashes=True, partitions=True),
     invariants=(ALL_FINITE, ALL_EQUAL),
 )
