@@ -226,7 +226,7 @@ def throughput(n, s, c, monkeypatch, *, steps, **config):
         return await as_long_as_c(c * one, node, members, vector)
 
     monkeypatch.setattr("edgefl.methods.collective.prague.all_reduce_mean", collective)
-    monkeypatch.setattr("edgefl.methods.collective.ring_allreduce.all_reduce_mean", collective)
+    monkeypatch.setattr("edgefl.patterns.surviving.all_reduce_mean", collective)
     ring = small_plan("ring-allreduce", n, rounds=steps // s, slowdowns=[s] + [1] * (n - 1), **common)
     own = small_plan("prague", n, rounds=None, slowdowns=[1, s] + [1] * (n - 1), **common, **config)
     watcher = Watcher()
