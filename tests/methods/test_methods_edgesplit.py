@@ -253,7 +253,15 @@ def test_personal_fronts_know_their_own_digits_and_averaged_ones_all_of_them(see
 
 @pytest.mark.parametrize(
     "method",
-    ["split-learning", "split-learning-u", "splitfed-v1", "splitfed-v2", "parallel-split", *LAYERWISE],
+    [
+        "split-learning",
+        "split-learning-u",
+        "splitfed-v1",
+        "splitfed-v2",
+        "parallel-split",
+        "hsfl",
+        *LAYERWISE,
+    ],
 )
 @pytest.mark.parametrize("share", [0.3, 0.8])
 def test_a_server_that_returns_ends_as_if_undisturbed(method, share):

@@ -157,8 +157,12 @@ async def client(node: Node) -> None:
 async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any]:
     """Take or give layers, and train the front; what is returned is saved as the answer leaves."""
     model, rate = node.model, m.rate_bytes_per_s
-    own: Vector | None = saved.get("front")
-    has: int = saved.get("cut", 0)
+    again = (
+        "before_" if saved.get("round") == m.turn[1] else ""
+    )  # a server that was restarted repeats its round
+    own: Vector | None = saved.get(f"{again}front")
+    has: int = saved.get(f"{again}cut", 0)
+    before = {"before_front": own, "before_cut": has, "round": m.turn[1]}
     if own is not None and has > m.cut:
         stage = model.stage(0, has)
         if m.wants:
@@ -176,7 +180,7 @@ async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any
     if own is not None:
         node.publish(own, step=m.turn[1] + 1)
     node.send(m.sender, back, rate_bytes_per_s=rate)
-    return {"front": own, "cut": m.cut}
+    return {"front": own, "cut": m.cut, **before}
 
 
 METHOD = Method(
