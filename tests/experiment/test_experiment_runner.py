@@ -95,6 +95,8 @@ def test_the_resolved_file_repeats_the_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", sorted(methods()))
 def test_every_method_runs(tmp_path: Path, method: str) -> None:
     overrides = ["stop={rounds=2, time_s=30}", "evaluate={every_s=0.5, max_nodes=3}"]
+    if method == "fedcore":  # it counts in epochs
+        overrides.append("train={learning_rate=0.1, batch_size=16, local_epochs=1}")
     experiment = load_experiment(small_file(tmp_path), overrides, method=method)
     result = run_experiment(experiment, out=tmp_path / "run")
     summary = result.summary
