@@ -3,10 +3,13 @@
 Sources: error feedback, Stich et al. 2018 (https://arxiv.org/abs/1809.07599), with the rate inside the
 memory: u = change + e, send C(u), e <- u - C(u). Choice: what was sent and did not count goes back, e <- u;
 what counts is known when the next model comes, which says which of the client's updates counted last.
+Differences to a copy that both ends hold need no memory: what was not sent is in the next difference
+(CHOCO-SGD, https://arxiv.org/abs/1902.00340), as long as compressing is contractive.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +17,7 @@ from torch import Tensor
 
 from edgefl.nodes import Node
 from edgefl.parameters import Layout, Vector
-from edgefl.parameters.compress import Packed
+from edgefl.parameters.compress import CompressConfig, Packed
 
 Sent = Vector | Packed
 """A model or a change as it is, or a change packed as [compress] says."""
@@ -77,3 +80,22 @@ def opened(node: Node, sent: Sent, layout: Layout) -> Vector:
     if [(b.dtype, tuple(b.shape)) for b in buffers] != [(b.dtype, b.shape) for b in layout.buffers]:
         raise ValueError("its buffers are not the model's")
     return Vector(layout, node.compress.unpack(sent, layout.size), tuple(buffers))
+
+
+def packed_difference(node: Node, difference: Vector, tag: int) -> Sent:
+    """A difference to a copy that both ends hold, to send: itself, or packed without memory.
+
+    tag: rises by difference. What it adds to the copy, at either end: contracted(opened(...)).
+    """
+    if not node.compress.on:
+        return difference
+    return (*node.compress.pack(difference.values, node.rng("compress difference", tag)), *difference.buffers)
+
+
+def contracted(compress: CompressConfig, q: Vector) -> Vector:
+    """q, or for a quantiser q / (1 + omega): its variance bound omega = min(b / s^2, sqrt(b) / s) scales it
+    so that a copy comes nearer with each difference."""
+    if compress.name != "qsgd":
+        return q
+    b, s = compress.bucket, compress.levels
+    return q.with_values(q.values / (1 + min(b / s**2, math.sqrt(b) / s)))

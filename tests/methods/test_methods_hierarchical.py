@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from methods_reference import run
+from methods_reference import Wrapped, run, with_programs
 from small import run_small, small_plan
 from toy import Watcher
 
+from edgefl.data import Batch
 from edgefl.errors import ConfigError
-from edgefl.methods.federated.hierarchical_fedavg import attached
+from edgefl.methods.federated.hierarchical_fedavg import attached, client
 from edgefl.nodes.plan import Crash, FaultPlan
 
 NAME = "hierarchical-fedavg"
@@ -98,3 +99,57 @@ def test_more_edges_than_clients_are_refused():
     plan = small_plan(NAME, 3, num_edges=4)
     with pytest.raises(ConfigError, match="num_edges = 4: at most 3"):
         plan.method.prepare(plan)
+
+
+COMPRESS = [{"name": "top-k", "fraction": 0.02}, {"name": "qsgd"}]
+
+
+@pytest.mark.parametrize("compress", COMPRESS, ids=["top-k", "qsgd"])
+def test_compressed_both_tiers_send_less_and_the_model_learns(compress):
+    losses = {}
+    for name, table in (("plain", None), ("small", compress)):
+        plan = small_plan(NAME, 6, rounds=15, data=UNEVEN, compress=table, train={"local_steps": 4})
+        dataset = plan.nodes[3].data.dataset
+        outcome, test = run(plan), Batch(dataset.x_test, dataset.y_test)
+        losses[name] = plan.learner.measure(outcome.results[0], test).loss
+    losses["start"] = plan.learner.measure(plan.learner.model.init(), test).loss
+    assert losses["start"] - losses["small"] > 0.8 * (losses["start"] - losses["plain"])
+    d = plan.learner.model.layout.size
+    buckets = -(-d // 512)
+    one = 8 * round(0.02 * d) if compress["name"] == "top-k" else 4 * buckets + -(-d * 4 // 8)
+    table = outcome.traffic.table
+    sizes = {kind: row[1] / row[0] for (_, _, kind), row in table.items() if kind != "Stop"}
+    assert sizes == {"CloudModel": 4 * d, "EdgeModel": 4 * d, "LocalModel": one, "EdgeReport": one}
+
+
+@pytest.mark.parametrize("edge_rounds", [1, 3])
+def test_the_largest_entries_of_all_are_the_plain_run_to_rounding(edge_rounds):
+    more = {"rounds": 3, "edge_rounds": edge_rounds, "data": UNEVEN}
+    plain = run(small_plan(NAME, 4, **more)).results[0].values
+    packed = run(small_plan(NAME, 4, compress={"name": "top-k", "fraction": 1.0}, **more)).results[0].values
+    assert torch.allclose(packed, plain, rtol=0, atol=1e-5)
+
+
+def test_clients_hear_which_of_their_reports_came_into_the_clouds_model():
+    """Also those whose edge is lost in the middle, and who go on under another."""
+    table = {"name": "top-k", "fraction": 0.02}
+    one_s = run_small(NAME, 4, rounds=1, compress=table).time_s
+    heard: dict[int, list[tuple[int, int]]] = {}
+
+    class Ear(Wrapped):
+        async def receive(self, *kinds, **fields):
+            m = await self.inner.receive(*kinds, **fields)
+            heard.setdefault(self.id, []).append((m.round, m.counted))
+            return m
+
+    async def listener(node):
+        await client(Ear(node))
+
+    faults = FaultPlan(crashes=(Crash(2, at_s=2.8 * one_s),), detect_s=one_s / 100)
+    plan = small_plan(NAME, 4, rounds=6, compress=table, faults=faults)
+    assert run(with_programs(plan, client=listener)).status == "finished"
+    for k in (3, 4):  # under edge 1 all the while: each round counts
+        assert [counted for _, counted in heard[k]] == [-1, *range(11)]
+    for k in (5, 6):  # edge 2 dies in cloud round 2, of edge rounds 4 and 5: they are as if not made
+        assert [counted for t, counted in heard[k] if t == 6] == [3]
+        assert [counted for t, counted in heard[k] if t > 6] == list(range(6, 11))

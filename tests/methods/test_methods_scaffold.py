@@ -9,6 +9,7 @@ from quadratics import distance, optimum, quadratic_plan
 from small import run_small, small_plan
 from toy import FAST, Watcher
 
+from edgefl.data import Batch
 from edgefl.errors import ConfigError
 from edgefl.methods.federated import scaffold
 from edgefl.nodes.plan import Crash, FaultPlan
@@ -146,3 +147,40 @@ def test_option_ii_refuses_what_bends_the_path(train):
     small_plan("scaffold", 2, train=train, option="I").method.prepare(
         small_plan("scaffold", 2, train=train, option="I")
     )
+
+
+COMPRESS = [{"name": "top-k", "fraction": 0.02}, {"name": "qsgd"}]
+
+
+@pytest.mark.parametrize("compress", COMPRESS, ids=["top-k", "qsgd"])
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_c_is_the_mean_of_all_controls_also_where_they_travel_compressed(compress, fraction):
+    plan = small_plan("scaffold", 4, rounds=5, data=UNEVEN, compress=compress, client_fraction=fraction)
+    outcome, kept = listened(plan)
+    c, counted = kept[0]["c"].values, kept[0]["counted"]
+    controls = [held(kept[k], counted[k]).values for k in range(1, 5) if k in counted]
+    assert torch.allclose(c, sum(controls) / 4, rtol=1e-4, atol=1e-6) and float(c.norm()) > 0
+    d = plan.learner.model.layout.size
+    buckets = -(-d // 512)
+    one = 8 * round(0.02 * d) if compress["name"] == "top-k" else 4 * buckets + -(-d * 4 // 8)
+    sizes = {row[1] / row[0] for (_, _, kind), row in outcome.traffic.table.items() if kind == "Change"}
+    assert sizes == {2 * one}
+
+
+def test_the_largest_entries_of_all_are_the_plain_run_to_rounding():
+    everything = {"name": "top-k", "fraction": 1.0}
+    plain = run(small_plan("scaffold", 3, rounds=4, data=UNEVEN)).results[0].values
+    packed = run(small_plan("scaffold", 3, rounds=4, data=UNEVEN, compress=everything)).results[0].values
+    assert torch.allclose(packed, plain, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("compress", COMPRESS, ids=["top-k", "qsgd"])
+def test_compressed_on_unlike_data_it_learns_nearly_what_the_plain_run_does(compress):
+    losses = {}
+    for name, table in (("plain", None), ("small", compress)):
+        plan = small_plan("scaffold", 4, rounds=60, data=UNEVEN, compress=table, train={"local_steps": 5})
+        whole = plan.nodes[1].data.dataset
+        x = run(plan).results[0]
+        losses[name] = plan.learner.measure(x, Batch(whole.x_test, whole.y_test)).loss
+    start_loss = plan.learner.measure(plan.learner.model.init(), Batch(whole.x_test, whole.y_test)).loss
+    assert start_loss - losses["small"] > 0.9 * (start_loss - losses["plain"])

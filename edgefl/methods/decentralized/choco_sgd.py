@@ -13,7 +13,6 @@ and is not taken back. local_steps of [train] above 1 make that many steps in pl
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -21,8 +20,7 @@ from pydantic import Field
 from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.parameters import Vector, mix
-from edgefl.parameters.compress import CompressConfig
-from edgefl.patterns.compression import Sent, opened
+from edgefl.patterns.compression import Sent, contracted, opened, packed_difference
 from edgefl.patterns.gather import gather
 from edgefl.patterns.reports import ALL_FINITE
 
@@ -65,12 +63,12 @@ async def peer(node: Node) -> Vector:
     for k in node.rounds(saved["step"]):
         r: Trained = await node.compute(LocalSGD(x, node.data, k, node.workload, state=state))
         h, state = r.parameters, r.state
-        q = _packed(node, h - xh_i, k)
-        xh_i = xh_i + _scaled(node.compress, opened(node, q, x.layout))
+        q = packed_difference(node, h - xh_i, k)
+        xh_i = xh_i + contracted(node.compress, opened(node, q, x.layout))
         node.send(tuple(copies), Difference(k, q))
         heard: set[int] = set()
         async for m in gather(node, Difference, tuple(copies), step=k):
-            copies[m.sender] += _scaled(node.compress, opened(node, m.values, x.layout))
+            copies[m.sender] += contracted(node.compress, opened(node, m.values, x.layout))
             heard.add(m.sender)
         copies = {j: copy for j, copy in copies.items() if j in heard}
         x = h + (_mixed(node, copies, xh_i) - xh_i) * gamma
@@ -85,20 +83,6 @@ def _mixed(node: Node, copies: dict[int, Vector], xh_i: Vector) -> Vector:
     row = {j: share for j, share in node.fleet.W.items() if j in copies or j == node.id}
     row[node.id] += 1 - sum(row.values())  # shares of the missing
     return mix({**{j: copies[j] for j in row if j != node.id}, node.id: xh_i}, row)
-
-
-def _packed(node: Node, difference: Vector, k: int) -> Sent:
-    if not node.compress.on:
-        return difference
-    return (*node.compress.pack(difference.values, node.rng("compress", k)), *difference.buffers)
-
-
-def _scaled(compress: CompressConfig, q: Vector) -> Vector:
-    """q, or for a quantiser q / (1 + omega), omega = min(b / s^2, sqrt(b) / s)."""
-    if compress.name != "qsgd":
-        return q
-    b, s = compress.bucket, compress.levels
-    return q.with_values(q.values / (1 + min(b / s**2, math.sqrt(b) / s)))
 
 
 METHOD = Method(

@@ -8,6 +8,8 @@ Choices: FedAvg's rules hold at both levels, with a deadline of its own at the c
 reported in its last edge round. Momentum is carried from edge round to edge round and begins anew with a
 cloud round. Clients belong to edges in equal runs of ids; those of an edge that is gone go to the edges
 that are left with the next cloud round, and back when it returns. A round of [stop] is a cloud round.
+[compress]: clients send y_k - w and edges their change in a cloud round, packed. The cloud knows which
+reports of clients and of edges came into its model, and says so: what went with a lost edge is sent again.
 """
 
 from __future__ import annotations
@@ -23,8 +25,11 @@ from edgefl.methods.federated.fedavg import LocalModel
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, WeightedMean
+from edgefl.patterns.compression import Sent, Uplink
 from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import Round, RoundConfig, Stop, somebody_alive, unless_stopped
+
+Ids = tuple[int, ...]
 
 
 class HierarchicalConfig(RoundConfig):
@@ -39,35 +44,46 @@ class HierarchicalConfig(RoundConfig):
 
 @dataclass(frozen=True)
 class CloudModel(Message):
-    """clients: those of the receiving edge in this cloud round."""
+    """clients: those of the receiving edge in this cloud round; counted: their last edge rounds that count.
+
+    edge_counted: the receiver's last cloud round that counts. -1: none, or [compress] remembers nothing.
+    """
 
     newest_by = ("sender",)
     round: int
     parameters: Vector
     clients: tuple[int, ...]
+    counted: tuple[int, ...]
+    edge_counted: int
 
 
 @dataclass(frozen=True)
 class EdgeModel(Message):
-    """round: counts edge rounds; first: of a cloud round."""
+    """round: counts edge rounds; first: of a cloud round; counted: the receiver's last that counts, or -1."""
 
     newest_by = ("sender",)
     round: int
     parameters: Vector
     first: bool
+    counted: int = -1
 
 
 @dataclass(frozen=True)
 class EdgeReport(Message):
-    """num_examples: of the clients in the mean, 0 where none reported; num_steps: edge rounds."""
+    """num_examples: of the clients in the mean, 0 where none reported; num_steps: edge rounds.
+
+    clients, counted: the edge rounds of those whose reports have come into the model, where they have.
+    """
 
     stale_by = "round"
     once_by = ("sender", "life", "round")
     round: int
-    parameters: Vector
+    parameters: Sent
     num_examples: int
-    num_steps: int
     loss: float
+    clients: tuple[int, ...]
+    counted: tuple[int, ...]
+    num_steps: int
 
 
 def attached(
@@ -88,8 +104,9 @@ def attached(
 async def cloud(node: Node) -> Vector:
     config: HierarchicalConfig = node.config
     edges, clients = node.fleet.ids("edge"), node.fleet.ids("client")
-    saved = node.saved or {"w": node.model.init(), "round": 0}
+    saved = node.saved or {"w": node.model.init(), "round": 0, "counted": {}}
     w: Vector = saved["w"]
+    counted: dict[int, int] = dict(saved["counted"])
     intake = Intake(node, config.max_update_norm)
     rules = RoundConfig(round_deadline_s=config.cloud_deadline_s)
     for t in node.rounds(saved["round"]):
@@ -97,14 +114,18 @@ async def cloud(node: Node) -> Vector:
         await somebody_alive(node, edges)
         members = attached(clients, edges, [e for e in edges if node.fleet.alive(e)])
         for e, mine in members.items():
-            node.send(e, CloudModel(t, w, mine))
+            known = tuple(counted.get(k, -1) for k in mine)
+            node.send(e, CloudModel(t, w, mine, known, counted.get(e, -1)))
         S_t, mean = Round(node, t, tuple(members), intake, rules), WeightedMean(w.layout)
         async for r, y in S_t.reports(EdgeReport, partial(_of_edge, intake, w)):
             mean.add(y, r.num_examples)
+            if node.compress.remembers:
+                counted |= dict(zip(r.clients, r.counted, strict=False))
+                counted |= {r.sender: t} if r.num_examples else {}
         w = mean.value(otherwise=w)
         S_t.record()
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1)
+        await node.save(w=w, round=t + 1, counted=dict(counted))
     return w
 
 
@@ -114,47 +135,59 @@ def _of_edge(intake: Intake, w: Vector, r: EdgeReport) -> Vector | None:
 
 
 async def edge(node: Node) -> None:
-    last: tuple[int, Vector, int, float] | None = (node.saved or {}).get("last")
-    intake = Intake(node, node.config.max_update_norm)
+    last: tuple[int, Sent, int, float, Ids, Ids] | None = (node.saved or {}).get("last")
+    intake, uplink = Intake(node, node.config.max_update_norm), Uplink(node)
     while True:
         m = await node.receive(CloudModel)
         if last is None or last[0] != m.round:  # a cloud that lost its last round asks for it again
-            last = await _cloud_round(node, m, intake)
-        node.send(m.sender, EdgeReport(*last[:3], node.config.edge_rounds, last[3]))
-        await node.save(last=last)
+            uplink.settle(m.edge_counted)
+            w, num_examples, loss, ids, counted = await _cloud_round(node, m, intake)
+            change = uplink.model(w, m.parameters, tag=m.round)
+            last = (m.round, change, num_examples, loss, ids, counted)
+        await uplink.save(last=last)
+        node.send(m.sender, EdgeReport(*last, node.config.edge_rounds))
 
 
-async def _cloud_round(node: Node, m: CloudModel, intake: Intake) -> tuple[int, Vector, int, float]:
-    """An edge's rounds within a cloud round: its number, the model, the examples behind it, the last loss."""
+async def _cloud_round(node: Node, m: CloudModel, intake: Intake) -> tuple[Vector, int, float, Ids, Ids]:
+    """An edge's rounds within a cloud round: the model, the examples behind it, the last loss, who counts
+    since when."""
     w, num_examples, loss = m.parameters, 0, 0.0
+    counted = dict(zip(m.clients, m.counted, strict=False))
     for j in range(node.config.edge_rounds):
         mine = [k for k in m.clients if node.fleet.alive(k)]
         if not mine:
             break
         S_t = Round(node, m.round * node.config.edge_rounds + j, mine, intake)
-        node.send(S_t.cohort, EdgeModel(S_t.t, w, j == 0))
+        if node.compress.remembers:
+            for k in S_t.cohort:
+                node.send(k, EdgeModel(S_t.t, w, j == 0, counted[k]))
+        else:
+            node.send(S_t.cohort, EdgeModel(S_t.t, w, j == 0))
         mean, losses = WeightedMean(w.layout), 0.0
         async for r, y in S_t.reports(LocalModel, partial(intake.report, w)):
             mean.add(y, r.num_examples)
             losses += r.loss
         if S_t.counts:
             w, num_examples, loss = mean.value(otherwise=w), int(mean.weight), losses / mean.count
-    return m.round, w, num_examples, loss
+            counted |= dict.fromkeys(S_t.counted, S_t.t)
+    return w, num_examples, loss, tuple(counted), tuple(counted.values())
 
 
 async def client(node: Node) -> None:
     assert node.data is not None
     state = (node.saved or {}).get("state")
+    uplink = Uplink(node)
     while True:
         m = await node.receive(EdgeModel)
+        uplink.settle(m.counted)
         work = LocalSGD(m.parameters, node.data, m.round, node.workload, state=None if m.first else state)
         r: Trained | None = await unless_stopped(node, work, m.round)
         if r is None:
             continue
         state = r.state
-        if state is not None:
-            await node.save(state=state)
-        node.send(m.sender, LocalModel(m.round, r.parameters, len(node.data), r.num_steps, r.loss))
+        y_k = uplink.model(r.parameters, m.parameters, tag=m.round)
+        await uplink.save(**({} if state is None else {"state": state}))
+        node.send(m.sender, LocalModel(m.round, y_k, len(node.data), r.num_steps, r.loss))
 
 
 def _helpers(config: HierarchicalConfig) -> tuple[str, ...]:
@@ -180,6 +213,7 @@ METHOD = Method(
     ends_with=("server",),
     needs="complete",
     evaluates="server",
+    compresses=True,
     prepare=_refuse_idle_edges,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(EdgeModel, LocalModel)),

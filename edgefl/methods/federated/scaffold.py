@@ -8,7 +8,9 @@ so that c stays the mean of all c_i.
 Choices: uniform weights, as in the paper. A client takes c_i+ for its c_i when the server tells it, with
 the next model, that its report counted: c is the mean of what the clients hold also when reports are late
 or lost. Client state is saved before it is sent. A client that lost its c_i cannot repair the sum: it says
-so and is refused, unless the server keeps copies, which restore it a round later.
+so and is refused, unless the server keeps copies, which restore it a round later. [compress]: dy is packed
+with error feedback; dc as a difference to c_i, and what was sent of it is what c_i moves by, so that c stays
+the mean of what the clients hold.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from edgefl.learning.work import Gradient, GradientResult, LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, WeightedMean
+from edgefl.patterns.compression import Sent, Uplink, contracted, opened, packed_difference
 from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import (
     Round,
@@ -65,8 +68,8 @@ class Change(Message):
     stale_by = "round"
     once_by = ("sender", "life", "round")
     round: int
-    change: Vector | None
-    control: Vector | None
+    change: Sent | None
+    control: Sent | None
     loss: float
 
 
@@ -91,7 +94,7 @@ async def server(node: Node) -> Vector:
             return None
         dy = intake.change(m.sender, m.change, x.layout)
         dc = None if dy is None else intake.change(m.sender, m.control, x.layout)
-        return None if dy is None or dc is None else (dy, dc)
+        return None if dy is None or dc is None else (dy, contracted(node.compress, dc))
 
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
@@ -122,14 +125,15 @@ async def server(node: Node) -> Vector:
 class Control:
     """A client's c_i: the one that it holds, and the one that it will hold if its report counts."""
 
-    def __init__(self, node: Node, like: Vector) -> None:
+    def __init__(self, node: Node, like: Vector, uplink: Uplink) -> None:
         saved = node.saved or {"held": zeros(like), "held_since": -1, "next": None, "sent": -1}
-        self._node = node
+        self._uplink = uplink
         self.held: Vector = saved["held"]
         self._held_since, self._next, self._sent = saved["held_since"], saved["next"], saved["sent"]
 
     def settle(self, m: GlobalModel) -> bool:
         """Hear which report counted last. False: this node has lost its c_i."""
+        self._uplink.settle(m.counted)
         if m.restored is not None:
             self.held, self._held_since, self._next = m.restored, m.counted, None
         elif self._next is not None and m.counted == self._sent:
@@ -137,14 +141,15 @@ class Control:
         return bool(m.counted == self._held_since)
 
     async def save(self, new: Vector, t: int) -> None:
-        """Keep c_i+ beside c_i before it is sent in round t."""
+        """Keep c_i+ beside c_i, and what is not sent of dy, before they are sent in round t."""
         self._next, self._sent = new, t
-        await self._node.save(held=self.held, held_since=self._held_since, next=new, sent=t)
+        await self._uplink.save(held=self.held, held_since=self._held_since, next=new, sent=t)
 
 
 async def client(node: Node) -> None:
     assert node.data is not None
-    c_i = Control(node, node.model.init())
+    uplink = Uplink(node)
+    c_i = Control(node, node.model.init(), uplink)
     while True:
         m = await node.receive(GlobalModel)
         if not c_i.settle(m):
@@ -162,9 +167,11 @@ async def client(node: Node) -> None:
         else:
             K_eta = r.num_steps * work.rate(node.learner)
             new = c_i.held - c + (x - r.parameters) / K_eta
-        dc = new - c_i.held
+        dy, dc = uplink.change(r.parameters - x, m.round), packed_difference(node, new - c_i.held, m.round)
+        if node.compress.on:
+            new = c_i.held + contracted(node.compress, opened(node, dc, x.layout))
         await c_i.save(new, m.round)
-        node.send(m.sender, Change(m.round, r.parameters - x, dc, r.loss))
+        node.send(m.sender, Change(m.round, dy, dc, r.loss))
 
 
 def _refuse_what_bends_the_path(plan: RunPlan) -> None:
@@ -189,6 +196,7 @@ METHOD = Method(
     ends_with=("server",),
     needs="star",
     evaluates="server",
+    compresses=True,
     prepare=_refuse_what_bends_the_path,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(GlobalModel, Change)),
