@@ -89,7 +89,7 @@ async def _round_trips(calls: Any, effort: Effort) -> list[float]:
     except (asyncio.InvalidStateError, grpc.aio.AioRpcError):
         # The call has ended: after some trips because that is all the other gives, else its status says why.
         if not trips:
-            await call
+            await call.read()
             raise
     finally:
         call.cancel()
