@@ -104,20 +104,22 @@ class Round:
         """Whether enough have reported."""
         return len(self.counted) >= self._config.min_reports
 
-    def record(self, **more: float) -> None:
-        """Write who reported and who did not: lost with their node, refused, or late; and what the method
-        adds."""
+    @property
+    def absent(self) -> dict[str, int]:
+        """How many of the cohort have no report that counts: lost with their node, refused, or late."""
         missing = len(self.cohort) - len(self.counted)
         gone = [k for k in self.cohort if k not in self.counted and not self._node.fleet.alive(k)]
         late = max(0, missing - self._refused - len(gone) - len(self.excused))
+        return {"late": late, "lost": len(gone), "refused": self._refused}
+
+    def record(self, **more: float) -> None:
+        """Write who reported and who did not, and what the method adds."""
         losses = [loss for loss in self._losses if math.isfinite(loss)]
         self._node.record(
             round=self.t,
             reports=len(self.counted),
-            missing=missing,
-            late=late,
-            lost=len(gone),
-            refused=self._refused,
+            missing=len(self.cohort) - len(self.counted),
+            **self.absent,
             train_loss=sum(losses) / len(losses) if losses else math.nan,
             **more,
         )

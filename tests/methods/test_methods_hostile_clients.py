@@ -20,7 +20,7 @@ from edgefl.patterns.reports import is_finite
 METHODS = [
     "fedavg", "fedprox", "fednova", "fedadam", "fedyogi", "fedadagrad", "median", "trimmed-mean", "krum",
     "multi-krum", "scaffold", "hierarchical-fedavg", "fedasync", "fedbuff", "bsp", "ssp", "asyncdrop",
-    "fjord", "fedcore",
+    "fjord", "fedcore", "adsp", "adacomm", "fixed-adacomm",
 ]  # fmt: skip
 EPOCHS = {"train": {"local_steps": None, "local_epochs": 1}}
 """For methods that count in them."""
@@ -47,7 +47,7 @@ def test_a_hostile_client_is_refused_by_name_and_the_model_stays_finite(method, 
     assert refused and all(detail.startswith(f"the update of node {bad}: ") for _, detail in refused)
     assert all(why in detail for _, detail in refused)
     counted = sum(m.get("refused", 0) for _, _, m in watcher.metrics)
-    assert counted == len(refused) or method in ("bsp", "ssp", "hierarchical-fedavg")
+    assert counted == len(refused)
     rest = run(
         dataclasses.replace(plan, nodes=tuple(dataclasses.replace(s, poison=None) for s in plan.nodes))
     )

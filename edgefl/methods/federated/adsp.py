@@ -155,7 +155,9 @@ class Hub:
             self._node.record(dropped=1)
             return
         u = self._intake.change(k, m.change, self.x.layout)
-        if u is not None:
+        if u is None:
+            self._node.record(refused=1)
+        else:
             self._add(u / len(self._active))
             stale = self.taken - self._versions[k]
             self._node.record(staleness=stale, train_loss=m.loss, local_steps=m.num_steps)

@@ -167,6 +167,8 @@ async def _cloud_round(node: Node, m: CloudModel, intake: Intake) -> tuple[Vecto
         async for r, y in S_t.reports(LocalModel, partial(intake.report, w)):
             mean.add(y, r.num_examples)
             losses += r.loss
+        if any(S_t.absent.values()):
+            node.record(**S_t.absent)
         if S_t.counts:
             w, num_examples, loss = mean.value(otherwise=w), int(mean.weight), losses / mean.count
             counted |= dict.fromkeys(S_t.counted, S_t.t)

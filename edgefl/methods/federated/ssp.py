@@ -87,6 +87,8 @@ async def serve(node: Node, *, s: int, reads: Reads) -> Vector:
         elif m.given == node.life and m.turn == clocks.turns[k] and k in clocks.active:
             u = intake.change(k, m.change, clocks.x.layout)
             clocks.push(k, None if u is None else u * share)
+            if u is None:
+                node.record(refused=1)
             node.record(completed_ahead=clocks.done[k] - clocks.low, train_loss=m.loss)
         else:
             node.record(dropped=1)  # of an earlier life, of the client's or the server's
