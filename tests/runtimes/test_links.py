@@ -288,6 +288,31 @@ def test_fair_is_max_min_on_two_hundred_random_sets_of_flows():
         assert arrived == pytest.approx(fluid(case), rel=1e-6), f"seed {seed}"
 
 
+def even_ring(seed: int) -> Case:
+    """Nodes with equal rates that send to their neighbors on a ring, at any time."""
+    rng = np.random.default_rng([seed, 3])
+    n, up, down = int(rng.integers(3, 9)), *(float(rate) for rate in rng.uniform(20, 60, 2))
+    flows = []
+    for k in range(4 * n):
+        sender = int(rng.integers(n))
+        receiver = (sender + int(rng.choice([-1, 1]))) % n
+        flow = (float(rng.uniform(0, 20)), str(k), sender, receiver, float(rng.uniform(50, 300)))
+        flows.append((*flow, {"cap": math.inf}))
+    return Case([access(up, down)] * n, {}, flows)
+
+
+def test_fair_asks_nobody_far_away_where_equal_shares_are_max_min(monkeypatch):
+    """Mostly they are on a ring of equal nodes; where they are not, all flows around are gone through."""
+    by_level, answers = sharing._by_level, []
+    monkeypatch.setattr(sharing, "_by_level", lambda dirty: answers.append(by_level(dirty)) or answers[-1])
+    for seed in range(60):
+        case = even_ring(seed)
+        arrived = transfers("fair", case.links, *case.flows)
+        assert arrived == pytest.approx(fluid(case), rel=1e-6), f"seed {seed}"
+    answered = sum(answer is not None for answer in answers)
+    assert len(answers) / 2 < answered < len(answers)
+
+
 @pytest.mark.parametrize("model", ["fair", "local-fair"])
 def test_rates_stay_within_every_capacity_and_cap(model):
     checked = 0

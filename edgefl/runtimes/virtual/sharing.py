@@ -12,6 +12,8 @@ from edgefl.runtimes.virtual.transit import Clock, Flow, Lane
 
 _LEAST_HUB = 8
 """Flows from which an end that is the centre of a star is treated as a hub; below, it gains nothing."""
+_ROUNDING = 1e-9
+"""Relative difference between rates that are taken as equal."""
 
 
 class End:
@@ -266,12 +268,78 @@ class FairLinks(SharedLinks):
         super()._change(end, capacity, now)
 
     def _changed(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+        found = _by_level(dirty)
+        return self._filled(dirty) if found is None else found
+
+    def _filled(self, dirty: Iterable[End]) -> Iterable[tuple[Flow, float]]:
+        """Progressive filling among all flows that share anything with these ends."""
         flows = _connected(dirty)
         asked = [([end.number for end in flow.ends], flow.lane.cap, flow.reserved) for flow in flows]
         for flow, found in zip(flows, max_min(self._capacities, asked), strict=True):
             rate = max(found, LEAST_RATE)
             if rate != flow.rate:
                 yield flow, rate
+
+
+def _by_level(dirty: Iterable[End]) -> list[tuple[Flow, float]] | None:
+    """Flows of these ends that get another rate, if equal shares at both ends are max-min; else None.
+
+    All other flows keep what they have, which was max-min before. It still is, together with the new rates,
+    where no end gives more than it has and each flow that a change touches is held by something: by its own
+    most, or by an end that is full and gives nobody more. So it is wherever degrees and rates are alike, and
+    costs nothing for the flows that are farther away.
+    """
+    rates: dict[Flow, float] = {}
+    touched: dict[End, None] = {}
+    for end in dirty:
+        for flow in end.flows:
+            if flow in rates:
+                continue
+            if flow.reserved is not None:
+                return None
+            rate = flow.most
+            for other in flow.ends:
+                if other.level < rate:
+                    rate = other.level
+            if rate < LEAST_RATE:
+                rate = LEAST_RATE
+            rates[flow] = rate
+            if rate != flow.rate:
+                touched.update(dict.fromkeys(flow.ends))
+    held = dict(rates)
+    for end in touched:
+        most = end.level * (1 + _ROUNDING)
+        for flow in end.flows:
+            rate = held.setdefault(flow, flow.rate)
+            if rate > most or flow.reserved is not None:
+                return None
+    if not _all_held(held):
+        return None
+    return [(flow, rate) for flow, rate in rates.items() if rate != flow.rate]
+
+
+def _all_held(rates: dict[Flow, float]) -> bool:
+    """Whether each of these flows has all that it can take, or crosses an end whose flows get equal shares of
+    all that it has. Flows that are not given keep their rates."""
+    is_full: dict[End, bool] = {}
+    for flow, rate in rates.items():
+        if rate >= flow.most * (1 - _ROUNDING):
+            continue
+        for end in flow.ends:
+            full = is_full.get(end)
+            if full is None:
+                least = end.level * (1 - _ROUNDING)
+                full = True
+                for other in end.flows:
+                    if rates.get(other, other.rate) < least:
+                        full = False
+                        break
+                is_full[end] = full
+            if full:
+                break
+        else:
+            return False
+    return True
 
 
 def _connected(ends: Iterable[End]) -> list[Flow]:
