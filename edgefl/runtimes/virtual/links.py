@@ -1,7 +1,7 @@
 """Links in virtual time: how flows share uplinks, downlinks and segments, in three models.
 
-fair: max-min over everything a flow crosses; exact, and its work per event grows with the flows that
-share anything with those that change, but for stars around one hub, where it does not.
+fair: max-min over everything a flow crosses; exact. Where equal shares at both ends are max-min, and in stars
+around one hub, a change concerns the flows nearby; elsewhere all that share anything with those that change.
 local-fair: the smaller of the equal shares at a flow's two ends; work per event grows with the degree.
 fifo: an uplink sends one message after the other; constant work per event.
 
