@@ -25,7 +25,7 @@ from edgefl.experiment.tables import (
     Table,
 )
 from edgefl.experiment.toml import checked, read_toml, write_toml
-from edgefl.learning.executors import DEFAULT_GROUP
+from edgefl.learning.executors import even_group
 from edgefl.learning.models import ModelConfig
 from edgefl.learning.workload import TrainConfig
 from edgefl.parameters.compress import CompressConfig
@@ -88,7 +88,9 @@ class Experiment(Table):
             dense = self.model.name in _DENSE and self.data.name != "text"
             execution = execution.model_copy(update={"executor": "batched" if dense else "parallel"})
         if execution.executor == "batched" and execution.group is None:
-            execution = execution.model_copy(update={"group": DEFAULT_GROUP})
+            share = getattr(self.method.config, "client_fraction", 1.0)
+            group = even_group(round(share * self.num_devices))
+            execution = execution.model_copy(update={"group": group})
         return self.model_copy(update={"network": network, "execution": execution})
 
     def to_toml(self) -> str:

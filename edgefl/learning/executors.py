@@ -223,6 +223,19 @@ class Batched:
         return {"executor": "batched", "group": self.group}
 
 
+def even_group(items: int) -> int:
+    """The size of groups for so many items at a time: at most DEFAULT_GROUP, and no small group is left over.
+
+    What is left over begins only when it is due, in a step of nearly the same price.
+
+    >>> [even_group(items) for items in (10, 64, 100)]
+    [32, 32, 25]
+    """
+    if items <= DEFAULT_GROUP:
+        return DEFAULT_GROUP
+    return -(-items // -(-items // DEFAULT_GROUP))
+
+
 def make_executor(
     name: str, learner: Learner, group: int | None = None, workers: int | None = None
 ) -> Executor:

@@ -167,6 +167,14 @@ crashes = [{ node = 1, at_s = 2.5, down_s = 1 }]
     assert build(again).plan.network.access[0].name == "ethernet"
 
 
+def test_groups_go_by_the_clients_of_a_round(tmp_path: Path) -> None:
+    more = ["fleet.devices.raspberry-pi-4b=398", "method.fedavg.client_fraction=0.25"]
+    execution = load_experiment(small_file(tmp_path), more).decided().execution
+    assert (execution.executor, execution.group) == ("batched", 25)
+    given = load_experiment(small_file(tmp_path), [*more, "execution.group=40"]).decided().execution
+    assert given.group == 40
+
+
 def test_files_beside_the_experiment_are_found(tmp_path: Path) -> None:
     (tmp_path / "slow.toml").write_text(
         "compute_flops = 1e9\nmemory_bytes_per_s = 1e9\nmemory_bytes = 1000000\nidle_w = 1\nbusy_w = 2\n"

@@ -21,6 +21,7 @@ from edgefl.learning import (
     Workload,
     make_executor,
 )
+from edgefl.learning.executors import even_group
 from edgefl.parameters import Vector
 
 REGRESSION = ("regression", (3,), 2)
@@ -194,6 +195,12 @@ def test_auto_decides_by_the_kind_of_model() -> None:
     learner = Learner(named_model("mlp")[0], TrainConfig())
     assert make_executor("batched", learner, 7).describe() == {"executor": "batched", "group": 7}
     assert make_executor("inline", learner).describe() == {"executor": "inline"}
+
+
+def test_groups_are_even_for_the_items_that_come_at_a_time() -> None:
+    assert [even_group(n) for n in (1, 32, 33, 64, 65, 100, 1000)] == [32, 32, 17, 32, 22, 25, 32]
+    left_over = [-n % even_group(n) for n in range(33, 400)]
+    assert max(left_over) < 13  # places that stay free in the last group, of 17 or more
 
 
 def test_groups_of_large_models_are_smaller() -> None:
