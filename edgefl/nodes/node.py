@@ -174,8 +174,6 @@ class Node:
         self.seed = plan.seed
         self.config: Any = plan.config
         """The method's own settings."""
-        self.workload: Workload = spec.workload
-        """As planned, or as planned anew in this life for what training took ([assign] replan_above)."""
         self.data: LocalData | None = spec.data
         self.compress = plan.compress
         """The [compress] table."""
@@ -183,6 +181,11 @@ class Node:
         self.saved = saved
         """What save() wrote in an earlier life or before an interruption; None at a first start."""
         self._plan, self._state, self._port = plan, state, state.port
+
+    @property
+    def workload(self) -> Workload:
+        """As planned, or as planned anew in this life for what training took ([assign] replan_above)."""
+        return self._state.workload
 
     @property
     def learner(self) -> Learner:
@@ -243,7 +246,7 @@ class Node:
             was, steps = self.workload, work.steps
             now = f"{new.num_steps(len(work.data))} steps of {new.batch_size}"
             self.note("replanned", f"{len(steps)} steps of {was.batch_size} took {seconds:.3g} s; now {now}")
-            self.workload = new
+            self._state.workload = new
 
     def send(
         self, to: int | Collection[int], message: Message, *, rate_bytes_per_s: float | None = None

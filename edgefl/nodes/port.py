@@ -9,6 +9,7 @@ from edgefl.messages.base import Message
 from edgefl.nodes.operations import Op, Receive
 
 if TYPE_CHECKING:
+    from edgefl.learning.workload import Workload
     from edgefl.nodes.handles import Task, Transfer
     from edgefl.parameters import Vector
 
@@ -16,7 +17,9 @@ T = TypeVar("T")
 
 
 class NodeState(Protocol):
-    """What a runtime keeps of one node; opaque to programs."""
+    """What a runtime keeps of one node; opaque to programs. workload: of this life."""
+
+    workload: Workload
 
     @property
     def port(self) -> Port: ...

@@ -145,7 +145,7 @@ class Interpreter(Tasks):
 
     def _begin_receive(self, task: Task[Any], op: Receive) -> Any:
         if self.logging and task.parent is None and not task.children and self._is_stateless(task.state):
-            task.state.log.restart(self.clock())
+            task.state.log.restart(self.clock(), task.state.workload)
         message = self._at_hand(task.state, op)
         if message is not None:
             return message
@@ -220,12 +220,11 @@ class Interpreter(Tasks):
     def _begin_save(self, task: Task[Any], op: Save) -> Any:
         task.state.saved = op.state
         if self.logging and task.parent is None and not task.children:
-            task.state.log.clear(op.state)
+            task.state.log.clear(op.state, task.state.workload)
         return None
 
     def _is_stateless(self, state: NodeState) -> bool:
-        # A node that plans its work anew remembers it.
-        return self.plan.replan is None and self.plan.nodes[state.id].role in self.plan.method.stateless
+        return self.plan.nodes[state.id].role in self.plan.method.stateless
 
     # --- messages and peers -------------------------------------------------------------------------
 

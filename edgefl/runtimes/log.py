@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from edgefl.errors import Cancelled, RunError
 
 if TYPE_CHECKING:
+    from edgefl.learning.workload import Workload
     from edgefl.nodes.handles import Task
 
 _STEP, _END, _SAW = 0, 1, 2
@@ -27,14 +28,14 @@ class _Diverged(RunError):
 class Log:
     """Entries: (step, task index, time, value, error), (end, task index, time), (saw, value).
 
-    saved: the saved state from which the program set out where the log begins.
+    saved, workload: the saved state and the workload with which the program set out where the log begins.
     """
 
-    __slots__ = ("entries", "saved")
+    __slots__ = ("entries", "saved", "workload")
 
-    def __init__(self, saved: dict[str, Any] | None = None) -> None:
+    def __init__(self, saved: dict[str, Any] | None, workload: Workload) -> None:
         self.entries: list[tuple[Any, ...]] = []
-        self.saved = saved
+        self.saved, self.workload = saved, workload
 
     def step(self, index: int, time_s: float, value: Any, error: BaseException | None) -> None:
         """A task went on with a value or an error."""
@@ -48,14 +49,15 @@ class Log:
         """A program asked something and was given this."""
         self.entries.append((_SAW, value))
 
-    def clear(self, saved: dict[str, Any]) -> None:
+    def clear(self, saved: dict[str, Any], workload: Workload) -> None:
         """The program has saved all that it needs to come here again."""
         self.entries.clear()
-        self.saved = saved
+        self.saved, self.workload = saved, workload
 
-    def restart(self, time_s: float) -> None:
+    def restart(self, time_s: float, workload: Workload) -> None:
         """The program is where it would be if it had just been started."""
         self.entries[:] = [(_STEP, 0, time_s, None, None)]
+        self.workload = workload
 
 
 class Replay:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from edgefl.errors import Cancelled, EdgeflError, ProgramFailed, Unreachable
+from edgefl.learning.workload import Workload
 from edgefl.nodes.handles import Task, Transfer
 from edgefl.nodes.node import Node
 from edgefl.nodes.operations import Compute, Delivered, First, Join, Left, Op, Receive
@@ -25,11 +26,12 @@ WAIT: Any = object()
 
 
 class NodeState:
-    """One node as the runtime knows it. known_dead: the peers that it has heard are gone."""
+    """One node as the runtime knows it. known_dead: the peers that it has heard are gone. workload: as its
+    program has it in this life."""
 
     __slots__ = (
         "alive", "id", "inbox", "known_dead", "life", "log", "main", "num_tasks",
-        "port", "processor", "saved", "waiting",
+        "port", "processor", "saved", "waiting", "workload",
     )  # fmt: skip
 
     def __init__(self, port: Any, node: int) -> None:
@@ -46,7 +48,8 @@ class NodeState:
         self.inbox = Inbox()
         self.waiting: dict[Task[Any], tuple[Receive, ...]] = {}
         self.num_tasks = 0
-        self.log = Log(self.saved)
+        self.workload: Workload = self.port.plan.nodes[self.id].workload
+        self.log = Log(self.saved, self.workload)
 
 
 class Tasks:

@@ -13,6 +13,7 @@ from edgefl.errors import ConfigError
 from edgefl.learning.poison import Poison
 from edgefl.network import Trace
 from edgefl.nodes.plan import Thermal
+from edgefl.planning.workloads import AssignConfig, Fleet, assign, assigned, replanner
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import restore_checkpoint, take_checkpoint
 
@@ -66,6 +67,8 @@ METHODS = [
     "adsp interval",
     "adacomm",
     "fixed-adacomm",
+    "fedavg replanned",
+    "d-psgd replanned",
 ]
 CONFIGS = {
     "fedprox": {"budget_s": 0.001, "over_selection": 0.5, "client_fraction": 0.5},
@@ -120,9 +123,21 @@ def _plan(method: str):
     if name == "fedcore":  # nodes 3 and 4 turn out to be stragglers
         train |= {"local_steps": None, "local_epochs": 3}
         slowdowns, config = [1, 1, 1, 1.5, 2], config | {"straggler_share": 0.0}
+    if "replanned" in words:
+        return _replanned(small_plan(name, 4, rounds=5, train=train, slowdowns=slowdowns, link_model="fair"))
     if "burdened" in words:
         return _burdened(small_plan(name, 4, rounds=40, train=train, link_model="fair"))
     return small_plan(name, 4, rounds=2, train=train, slowdowns=slowdowns, **config)
+
+
+def _replanned(plan):
+    """A device that soon has a third of its processor, and plans its work anew."""
+    config = AssignConfig(policy="deadline", replan_above=0.2)
+    fleet = Fleet.of(plan.nodes, plan.network, plan.learner)
+    found = assign(fleet, config)
+    nodes = list(assigned(plan.nodes, found))
+    nodes[1] = replace(nodes[1], speed=Trace((0.0, found.round_s), (1.0, 1 / 3)))
+    return replace(plan, nodes=tuple(nodes), replan=replanner(fleet, config, found))
 
 
 def _burdened(plan):
@@ -144,6 +159,7 @@ def test_resumed_at_every_event_the_run_is_the_same(method):
     outcome = VirtualRuntime(plan, watcher, make_executor("auto", plan.learner), keeper).run()
     whole = _trace(watcher, outcome)
     assert len(keeper.taken) > 10
+    assert ("replanned" in method) == any(kind == "replanned" for _, kind, _, _ in watcher.events)
     for data, _ in keeper.taken[:: max(1, len(keeper.taken) // 60)]:
         again, fresh = Watcher(), _plan(method)
         runtime = VirtualRuntime(fresh, again, make_executor("auto", fresh.learner), _Never())

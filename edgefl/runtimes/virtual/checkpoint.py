@@ -83,6 +83,7 @@ def restore_checkpoint(runtime: VirtualRuntime, data: bytes) -> dict[str, Any]:
     for state in runtime.states.values():
         if state.main is not None and not state.main.finished:
             program = runtime.plan.method.roles[runtime.plan.nodes[state.id].role]
+            state.workload = state.log.workload  # what it planned anew since, it plans again
             view = Node(runtime.plan, state.id, state.life, state, state.log.saved)
             runtime.replay = Replay(state.log, state.main, program(view))
             try:

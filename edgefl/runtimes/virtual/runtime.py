@@ -113,7 +113,7 @@ class VirtualRuntime(Interpreter):
 
     def _run(self) -> Outcome:
         try:
-            if self._sequence == 0 and not self._soon:  # not restored from a checkpoint
+            if all(state.main is None for state in self.states.values()):  # not restored from a checkpoint
                 for i in self.states:
                     self.begin_life(i)
                 for crash in self.plan.faults.crashes:
