@@ -32,7 +32,8 @@ MOST_EVENTS_S = 1e7
 class NodePreview:
     """One node over the preview. busy_s, sending_s: of its time. idle: share in which it does not compute.
 
-    planned_s: of a round as planned, with the links to itself; None for a node without data. width: of its
+    planned_s: of a round of local training as planned, with the links to itself; None for a node without data
+    and for methods that split the model. width: of its
     sub-model; None where none is planned.
     """
 
@@ -136,7 +137,7 @@ def _node(built: Built, watcher: Watcher, outcome: Outcome, i: int) -> NodePrevi
         busy_s=busy_s,
         sending_s=watcher.sending_s[i],
         idle=max(0.0, 1 - busy_s / spec.profile.lanes / time_s) if time_s else 0.0,
-        planned_s=None if share is None else share.total_s,
+        planned_s=None if share is None or built.memory is not None else share.total_s,
         memory_bytes=_memory_bytes(built, i),
         sent_bytes=sent,
         joules=node_joules(spec.profile, time_s, busy_s, sent + received),

@@ -9,7 +9,12 @@ from edgefl.experiment.preview import preview
 from edgefl.experiment.runner import run_experiment
 from edgefl.planview import plan_table, timeline
 
-METHODS = ("fedavg", "fedbuff", "d-psgd", "ad-psgd", "ring-allreduce", "splitfed-v1", "fedprox")
+METHODS = (
+    "fedavg", "fedbuff", "d-psgd", "ad-psgd", "ring-allreduce", "splitfed-v1", "fedprox", "edgesplit",
+    "dapple", "fjord", "adsp", "ssp",
+)  # fmt: skip
+SETS = {"fjord": ["assign.policy=width"]}
+UNEVEN = ["stop.rounds=20", "faults.compute_jitter=0.2", "fleet.stragglers={share=0.25, slowdown=3}"]
 
 
 @pytest.fixture
@@ -21,18 +26,20 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_plan_predicts_the_rounds_of_the_run(file, tmp_path, method):
-    experiment = load_experiment(file, ["stop.rounds=20"], method=method)
+    experiment = load_experiment(file, [*UNEVEN, *SETS.get(method, [])], method=method)
     found = preview(experiment)
     run = run_experiment(experiment, out=tmp_path / method, keep_events=False)
     assert found.time_s == pytest.approx(run.summary["time_s"], rel=0.05)
     assert found.round_s * found.num_rounds == pytest.approx(run.summary["time_s"], rel=0.1)
 
 
-def test_with_jitter_and_stragglers_too(file, tmp_path):
-    sets = ["stop.rounds=20", "faults.compute_jitter=0.3", "fleet.stragglers={share=0.25, slowdown=4}"]
-    experiment = load_experiment(file, sets)
-    run = run_experiment(experiment, out=tmp_path / "run", keep_events=False)
-    assert preview(experiment).round_s == pytest.approx(run.summary["time_s"] / 20, rel=0.05)
+@pytest.mark.slow
+def test_hsfl_and_fedcore_too(file, tmp_path):
+    """FedCore trains on examples that it chooses by their gradients: as many as it has time for."""
+    file.write_text(SMALL.replace("local_steps = 3", "local_epochs = 2"))
+    test_a_plan_predicts_the_rounds_of_the_run(file, tmp_path, "fedcore")
+    file.write_text(SMALL)
+    test_a_plan_predicts_the_rounds_of_the_run(file, tmp_path, "hsfl")
 
 
 def test_a_deadline_gives_fast_devices_more_steps_in_the_same_round(file):
