@@ -57,7 +57,7 @@ def profile(
     quick: Annotated[bool, typer.Option("--quick", help="Fewer sizes and repeats: some 15 seconds.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Measure this machine, in at most a minute, as a profile that [fleet] devices can name."""
+    """Measure this machine, in at most a minute, as a profile that `fleet.devices` can name."""
     if out is not None and out.suffix not in (".toml", ".json"):
         raise ConfigError("--out", str(out), "a file that ends with .toml or .json")
     from edgefl.experiment import profiling

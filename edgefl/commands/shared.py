@@ -42,7 +42,7 @@ Out = Annotated[Path | None, typer.Option("--out", help="The folder to write; de
 Json = Annotated[
     bool, typer.Option("--json", help="One JSON object per line on standard output, nothing else.")
 ]
-Smoke = Annotated[bool, typer.Option("--smoke", help="A quick run: lay the file's [smoke] over it.")]
+Smoke = Annotated[bool, typer.Option("--smoke", help="A quick run: lay the file's table `smoke` over it.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress.")]
 Seeds = Annotated[str | None, typer.Option("--seeds", metavar="0,1,2", help="Default: the file's seed.")]
 NumSeeds = Annotated[int | None, typer.Option("--num-seeds", metavar="N", help="The seeds 0 to N-1.")]
