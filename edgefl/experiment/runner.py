@@ -182,9 +182,11 @@ def _run_in(
         if outcome.reason == INTERRUPTED:
             status = summary["status"] = INTERRUPTED
         _end(folder, record, status, outcome.reason, summary)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         status = INTERRUPTED
         _leave(folder, record, status, "interrupted by the user", observer, None)
+        if is_virtual:
+            error.add_note(f"edgefl run --resume {folder.path} goes on")
         raise
     except OSError as error:
         status = "failed"

@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from edgefl.cli import app
@@ -68,6 +69,15 @@ def test_help_loads_no_library(tmp_path: Path) -> None:
     for command in COMMANDS:
         assert re.search(rf"\b{command}\b", done.stdout)
     assert "130 interrupted" in re.sub(r"\s+", " ", done.stdout)
+
+
+def test_help_shows_all_of_its_words() -> None:
+    """The terminal takes [words] in brackets for styles, and leaves them out."""
+    assert "table `smoke` over it" in re.sub(r"[\s│]+", " ", call("run", "--help").stdout)
+    for name in COMMANDS:
+        command = typer.main.get_command(app).commands[name]
+        texts = [command.help, *(getattr(one, "help", None) for one in command.params)]
+        assert not any("[" in text for text in texts if text), name
 
 
 def test_version() -> None:
@@ -193,7 +203,7 @@ def test_sigterm_leaves_a_run_that_can_go_on(place: Path) -> None:
         running.send_signal(signal.SIGTERM)
         _, said = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "edgefl: interrupted" in said
+    assert "edgefl: interrupted; edgefl run --resume made goes on" in said
     assert json.loads((place / "made" / "run.json").read_text())["status"] == "interrupted"
 
 
