@@ -65,8 +65,9 @@ def _row(members: list[NodePreview], widths: bool) -> tuple[str, ...]:
 
 def timeline(found: Preview) -> list[str]:
     """The first rounds as lines of text: # computes, = sends, . neither."""
-    end_s = 2 * found.round_s
-    lines = [f"0 to {seconds(end_s)}, two rounds: # computes, = sends, . neither"]
+    end_s = found.shown_s
+    what = "two rounds" if end_s == 2 * found.round_s else "a round of the slowest"
+    lines = [f"0 to {seconds(end_s)}, {what}: # computes, = sends, . neither"]
     by_node: dict[int, list[str]] = {one.node: ["."] * WIDTH for one in found.nodes[:MOST_ROWS]}
     for kind in ("send", "compute"):  # what is computed lies over what is sent
         for node, what, start_s, stop_s in found.spans:

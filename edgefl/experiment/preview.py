@@ -55,8 +55,9 @@ class NodePreview:
 
 @dataclass(frozen=True)
 class Preview:
-    """round_s: mean seconds of a round. spans: (node, kind, start_s, end_s) of the first rounds. lines: what
-    the method's own planner has planned."""
+    """round_s: mean seconds of a round. spans: (node, kind, start_s, end_s) of the first shown_s seconds: two
+    rounds, or one of the slowest device where that is longer. lines: what the method's own planner
+    has planned."""
 
     method: str
     policy: str
@@ -67,6 +68,7 @@ class Preview:
     nodes: tuple[NodePreview, ...]
     groups: tuple[tuple[int, ...], ...]
     spans: tuple[tuple[int, str, float, float], ...]
+    shown_s: float
     lines: tuple[str, ...]
 
     def as_dict(self) -> dict[str, Any]:
@@ -97,6 +99,8 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
     round_s = sum(paces) / len(paces)
     nodes = tuple(_node(built, watcher, outcome, i) for i in range(len(plan.nodes)))
     working = [node for node in nodes if node.num_examples] or nodes
+    # An asynchronous server ends a round with each report: its rounds are shorter than any device's.
+    shown_s = max(2 * round_s, max((node.planned_s or 0.0) for node in nodes))
     return Preview(
         method=plan.method.name,
         policy=experiment.assign.policy,
@@ -106,7 +110,8 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
         idle=sum(node.idle for node in working) / len(working),
         nodes=nodes,
         groups=built.assignment.groups,
-        spans=tuple(span for span in watcher.spans if span[2] < 2 * round_s),
+        spans=tuple(span for span in watcher.spans if span[2] < shown_s),
+        shown_s=shown_s,
         lines=tuple(show_plan(built.plan)),
     )
 

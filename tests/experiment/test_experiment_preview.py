@@ -77,6 +77,15 @@ def test_what_is_shown(file):
     assert set(found.as_dict()) >= {"round_s", "idle", "nodes", "groups", "spans"}
 
 
+def test_an_asynchronous_servers_rounds_are_too_short_to_show(file):
+    found = preview(load_experiment(file, method="fedasync"))
+    slowest_s = max(one.planned_s for one in found.nodes if one.planned_s is not None)
+    assert found.shown_s == slowest_s > 2 * found.round_s
+    lines = timeline(found)
+    assert "a round of the slowest" in lines[0]
+    assert all("#" in line for line, one in zip(lines[1:], found.nodes, strict=True) if one.num_examples)
+
+
 def test_a_large_fleet_has_a_row_per_kind(file):
     found = preview(load_experiment(file, ["fleet.devices={raspberry-pi-4b=40}", "stop.rounds=1"]))
     assert plan_table(found).row_count == 2 and timeline(found)[-1] == "and 9 more"
