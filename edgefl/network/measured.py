@@ -38,7 +38,7 @@ class MeasuredLink:
         table: dict[str, Any] = {}
         for word, rate in (("up", self.up_bytes_per_s), ("down", self.down_bytes_per_s)):
             if rate is not None:
-                table[word] = f"{rate / 1e3:.4g} kB/s"
+                table[word] = f"{rate / 1e3:.0f} kB/s" if rate >= 1e6 else f"{rate / 1e3:.4g} kB/s"
         table |= {"latency": f"{1e3 * self.latency_s:.4g} ms", "jitter": round(self.jitter, 3)}
         return table if self.loss is None else table | {"loss": round(self.loss, 5)}
 

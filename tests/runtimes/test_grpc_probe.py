@@ -55,6 +55,8 @@ def test_a_measurement_is_a_link_of_the_experiment_file() -> None:
     read = parse_link(link.as_table())
     assert (read.up_bytes_per_s, read.down_bytes_per_s) == (2.5e6, 7.5e5)
     assert (read.latency_s, read.jitter, read.loss) == (0.0123, 0.25, 0.002)
+    fast = MeasuredLink("h:1", 0.01, 0.0, 59.83e6, None, None, 0, 1.0)
+    assert fast.as_table()["up"] == "59830 kB/s"
     unknown = MeasuredLink("h:1", 0.01, 0.0, None, None, None, 0, 1.0)
     assert unknown.as_table() == {"latency": "10 ms", "jitter": 0.0}
 
