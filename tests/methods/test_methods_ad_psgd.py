@@ -287,13 +287,13 @@ def test_a_worker_that_returns_makes_the_rest_of_its_steps(node, down):
 def test_time_to_accuracy_with_a_slow_passive(data):
     """Eight nodes, one passive five times slower; a model takes a tenth of a fast step one way, all-reduce a
     tenth on its critical path: at least 3 times sooner at 0.85 (i.i.d.), 1.5 times with label shards."""
-    card = {"model": {"name": "mlp", "hidden": [64]}, "data": data, "slowdowns": [5] + [1] * 7}
-    probe = small_plan("ad-psgd", 8, **card)
+    task = {"model": {"name": "mlp", "hidden": [64]}, "data": data, "slowdowns": [5] + [1] * 7}
+    probe = small_plan("ad-psgd", 8, **task)
     one, size = step_s(probe, 1), 4 * probe.learner.model.layout.size
     times = {"ad-psgd": 0.0, "ring-allreduce": 0.0}
     for seed in (0, 1, 3):
         for method, share in (("ad-psgd", size), ("ring-allreduce", 2 * 7 / 8 * size)):
             link = access(share / (0.1 * one), 1e15)
-            plan = small_plan(method, 8, rounds=None, time_s=800 * one, seed=seed, access=link, **card)
+            plan = small_plan(method, 8, rounds=None, time_s=800 * one, seed=seed, access=link, **task)
             times[method] += times_to(plan, one, 0.85).times[0.85]
     assert times["ring-allreduce"] >= (3.0 if data == "iid" else 1.5) * times["ad-psgd"]

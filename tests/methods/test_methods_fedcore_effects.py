@@ -27,7 +27,7 @@ def missed(vectors, core, indices):
 
 @pytest.mark.parametrize("m", [150, 400])
 def test_medoids_of_gradients_stand_for_all_better_than_chance(m):
-    """The card's ratios: 1.6 to 2.2 after 1 epoch, 1.9 to 4 after 5, 2.4 to 6 after 20."""
+    """Bounds of the ratios: 1.6 to 2.2 after 1 epoch, 1.9 to 4 after 5, 2.4 to 6 after 20."""
     model = build_model(ModelConfig(name="mlp", hidden=(32,)), digits(), 0)
     learner = Learner(model, TrainConfig(learning_rate=0.1, batch_size=8))
     for seed in range(3):
@@ -71,7 +71,7 @@ def uneven_owners(data_seed):
 
 
 def fleet_run(method, seed, **config):
-    """Mean and longest round in units of tau, and accuracy at the end: the card's fleet, c = 1 or 1/4."""
+    """Mean and longest round in units of tau, and accuracy at the end: a fleet of c = 1 or 1/4."""
     torch.set_num_threads(1)
     data, shares = uneven_owners(seed)
     flops = build_model(ModelConfig(name="linear"), data, 0).counts
