@@ -170,7 +170,7 @@ crashes = [{ node = 1, at_s = 2.5, down_s = 1 }]
 def test_groups_go_by_the_clients_of_a_round(tmp_path: Path) -> None:
     more = ["fleet.devices.raspberry-pi-4b=398", "method.fedavg.client_fraction=0.25"]
     execution = load_experiment(small_file(tmp_path), more).decided().execution
-    assert (execution.executor, execution.group) == ("batched", 25)
+    assert (execution.executor, execution.group) == ("batched", 50)
     given = load_experiment(small_file(tmp_path), [*more, "execution.group=40"]).decided().execution
     assert given.group == 40
 

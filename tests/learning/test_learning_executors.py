@@ -198,9 +198,10 @@ def test_auto_decides_by_the_kind_of_model() -> None:
 
 
 def test_groups_are_even_for_the_items_that_come_at_a_time() -> None:
-    assert [even_group(n) for n in (1, 32, 33, 64, 65, 100, 1000)] == [32, 32, 17, 32, 22, 25, 32]
-    left_over = [-n % even_group(n) for n in range(33, 400)]
-    assert max(left_over) < 13  # places that stay free in the last group, of 17 or more
+    assert [even_group(n) for n in (1, 32, 33, 64, 65, 100, 101, 1000)] == [32, 32, 17, 32, 33, 50, 34, 50]
+    for n in range(33, 400):
+        free = -n % even_group(n)  # places in the last group
+        assert free < -(-n // even_group(n)) and even_group(n) <= 50
 
 
 def test_groups_of_large_models_are_smaller() -> None:
