@@ -144,8 +144,8 @@ async def edge(node: Node) -> None:
             w, num_examples, loss, ids, counted = await _cloud_round(node, m, intake)
             change = uplink.model(w, m.parameters, tag=m.round)
             last = (m.round, change, num_examples, loss, ids, counted)
-        await uplink.save(last=last)
         node.send(m.sender, EdgeReport(*last, node.config.edge_rounds))
+        await uplink.save(last=last)
 
 
 async def _cloud_round(node: Node, m: CloudModel, intake: Intake) -> tuple[Vector, int, float, Ids, Ids]:
