@@ -23,6 +23,7 @@ CASES: list[tuple[Frame, dict[str, Any]]] = [
         {"start": {"sequence": 4, "header": b"head", "checksum_last": True}},
     ),
     (Receipt(1, 9, delivered=True), {"receipt": {"sequence": 1, "received": 9, "delivered": True}}),
+    (Receipt(1, 9, came_us=2**31), {"receipt": {"sequence": 1, "received": 9, "came_us": 2**31}}),
     (
         Receipt(1, 0, rewind=True, status=8, reason="zu groß"),
         {"receipt": {"sequence": 1, "rewind": True, "status": 8, "reason": "zu groß"}},

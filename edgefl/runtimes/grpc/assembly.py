@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import weakref
 import zlib
@@ -17,6 +18,7 @@ from edgefl.errors import ProtocolError
 from edgefl.messages import Codec, Message, Plan
 from edgefl.runtimes.grpc.frames import Data, Note, Receipt, Start
 from edgefl.runtimes.grpc.limits import SMALL_BYTES, Limits
+from edgefl.runtimes.grpc.pacing import clock_us
 
 log = logging.getLogger("edgefl.grpc")
 _LEAST_KEPT_BYTES, _MOST_KEPT_BYTES = 1 << 20, 256 << 20
@@ -246,7 +248,7 @@ class Assembly:
         if end == incoming.size and not incoming.complete:
             self._complete(incoming, incoming.buffer)
         elif end < incoming.size:
-            self._reply(Receipt(incoming.sequence, end))
+            self._reply(Receipt(incoming.sequence, end, came_us=clock_us(asyncio.get_running_loop().time())))
 
     def _complete(self, incoming: Incoming, buffer: memoryview) -> None:
         try:

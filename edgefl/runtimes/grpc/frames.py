@@ -80,6 +80,7 @@ class Receipt:
     """What the receiver has of a message; status: a gRPC status code that is not 0 refuses it.
 
     kept: delivered, but the receiver may have to come back to before it; a later receipt without it frees it.
+    came_us: when the last of these bytes came, in us of the receiver's clock modulo 2^32; 0: unsaid.
     """
 
     sequence: int
@@ -89,6 +90,7 @@ class Receipt:
     status: int = 0
     reason: str = ""
     kept: bool = False
+    came_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +151,7 @@ def _receipt(frame: Receipt) -> list[bytes | memoryview]:
         _fixed32(5, frame.status),
         *_bytes(6, frame.reason.encode()),
         _truth(7, frame.kept),
+        _fixed32(8, frame.came_us),
     ]
 
 
@@ -325,6 +328,7 @@ _READERS: dict[int, Callable[[_Group], Frame]] = {
         g.number(5),
         g.text(6),
         bool(g.number(7)),
+        g.number(8),
     ),
     3: _read_start,
     4: lambda g: Cancel(g.number(1)),

@@ -20,6 +20,9 @@ from edgefl.runtimes.grpc.pacing import LinkEstimate
 _FIRST_CHUNK_BYTES = 64 * 1024
 """Before the rate of a link is known."""
 _LEAST_CHUNK_BYTES = 512
+_PER_LATE_S = 4.0
+"""Seconds of the link that may be under way for each second that receipts are late. A ring of four on links
+of 1 MB/s took 2.6 s a round with 2, 2.2 s with 3, and 2.0 s with 4, as over plain TCP."""
 _MOST_TOGETHER = 64
 """Receipts and the like that leave as one message of the stream."""
 CODE_NAMES = {code.value[0]: code.name for code in grpc.StatusCode}
@@ -147,7 +150,7 @@ class Outbox:
             code = CODE_NAMES.get(frame.status, "UNKNOWN")
             self._settle(message, ProtocolError(frame.reason, code), now)
             return
-        self._measure(message, frame.received, now)
+        self._measure(message, frame, now)
         if frame.delivered:
             self._settle(message, None, now)
             if frame.kept:
@@ -267,12 +270,17 @@ class Outbox:
         return min(self._limits.frame_bytes, max(_LEAST_CHUNK_BYTES, int(rate * self._limits.frame_s)))
 
     def _has_credit(self, message: Outgoing) -> bool:
-        """Two frames of a message may be under way, and what fills the way while they travel."""
+        """Two frames of a message may be under way, and what fills the way while they travel.
+
+        Receipts that are late, for traffic in the other direction, let more be under way: otherwise the
+        direction that has less on its way would be held back more and more.
+        """
         rate = self._rate(message)
         if rate is not None and self._unasked(message):
             return True
         rate = rate or self._link.rate_bytes_per_s or 0.0
         window = 2 * self._chunk_bytes(message) + int(rate * (self._link.rtt_s or 0.0))
+        window += min(int(rate * _PER_LATE_S * self._link.late_s), 2 * self._limits.frame_bytes)
         return message.sent - message.received < window
 
     def _clear(self) -> None:
@@ -323,10 +331,13 @@ class Outbox:
         (self._small if message.num_remaining <= SMALL_BYTES else self._large).append(message)
         self.wake.set()
 
-    def _measure(self, message: Outgoing, received: int, now: float) -> None:
-        while message.marks and message.marks[0][0] <= received:
+    def _measure(self, message: Outgoing, frame: Receipt, now: float) -> None:
+        while message.marks and message.marks[0][0] <= frame.received:
             end, num_bytes, mark = message.marks.popleft()
-            self._link.receipt(num_bytes, mark, now, sustained=num_bytes > 0 and end < message.size)
+            sustained = num_bytes > 0 and end < message.size
+            self._link.receipt(num_bytes, mark, now, sustained=sustained)
+        if frame.came_us:
+            self._link.returned(frame.came_us, now)
 
     def _has_left(self, message: Outgoing) -> None:
         if not message.left:
