@@ -72,7 +72,7 @@ def test_with_a_tenth_of_the_entries_it_learns_like_d_psgd():
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_a_neighbor_that_is_gone_is_dropped_also_when_it_returns(returns):
+def test_a_neighbor_that_is_gone_is_dropped(returns):
     step_s = run_small("choco-sgd", 4, rounds=1, **RING).time_s
     crash = Crash(2, at_s=3.5 * step_s, down_s=2 * step_s if returns else None)
     faults = FaultPlan(crashes=(crash,), detect_s=step_s / 10)
@@ -81,3 +81,39 @@ def test_a_neighbor_that_is_gone_is_dropped_also_when_it_returns(returns):
         [0, 1, 2, 3] if returns else [0, 1, 3]
     )
     assert all(bool(v.values.isfinite().all()) for v in outcome.results.values())
+
+
+@pytest.mark.parametrize(
+    "compress", [{}, {"name": "top-k", "fraction": 0.25}, {"name": "qsgd", "bucket": 64}], ids=str
+)
+def test_both_ends_of_an_edge_to_who_returns_begin_with_copies_of_zero_and_reach_consensus(compress):
+    train = {"local_steps": 1, "learning_rate": 1e-30}
+    more = {"topology": "ring", "train": train, "compress": compress}
+    kept = {}
+
+    class Ear(Scattered):
+        def save(self, **state):
+            kept[self.id, state["step"]] = state
+            return self.inner.save(**state)
+
+    async def peer(node):
+        return await choco_sgd.peer(Ear(node))
+
+    step_s = run(with_programs(small_plan("choco-sgd", 4, rounds=10, **more), peer=peer)).time_s / 10
+    faults = FaultPlan(crashes=(Crash(2, at_s=4.5 * step_s, down_s=5 * step_s),), detect_s=step_s / 10)
+    plan = small_plan("choco-sgd", 4, rounds=120, faults=faults, **more)
+    kept.clear()
+    results = run(with_programs(plan, peer=peer)).results
+    agreed = max(k for (i, k) in kept if i == 2 and (i, k - 1) not in kept)
+    assert 5 < agreed < 20
+    for k in (agreed, 120):
+        for i, j in ((1, 2), (2, 3), (3, 0), (0, 1)):  # what one end holds of the other is what that one has
+            for a, b in ((i, j), (j, i)):
+                begun, theirs = kept[a, k]["theirs"][b]
+                assert theirs.equal(kept[b, k]["own"][begun]), (a, b, k)
+    begun = {j: kept[1, agreed]["theirs"][j][0] for j in (0, 2)}
+    assert begun == {0: 0, 2: agreed - 1}
+    means = [sum(kept[i, k]["x"].values.double() for i in range(4)) / 4 for k in (agreed, 120)]
+    assert torch.allclose(means[0], means[1], rtol=0, atol=1e-5)
+    apart = spread({i: kept[i, agreed]["x"] for i in range(4)})[0]
+    assert spread(results)[0] < 0.5 * apart

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
@@ -24,6 +26,7 @@ from edgefl.methods.decentralized import d_psgd
 from edgefl.network.graphs import make_topology
 from edgefl.network.mixing import MixingMatrix, metropolis
 from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.patterns.edges import Edges
 
 ONE = {"local_steps": 1}
 
@@ -83,10 +86,12 @@ def test_one_node_is_sgd_bit_for_bit(order):
 
 async def mixing_only(node):
     """D-PSGD without its gradients, from models that differ."""
-    x = Scattered(node).model.init()
-    for k in node.rounds():
-        x = await d_psgd._mixed(node, k, x)
+    saved, edges = node.saved or {"x": Scattered(node).model.init(), "step": 0}, Edges(node)
+    x = saved["x"]
+    for k in node.rounds(await edges.begin(saved["step"])):
+        x = await d_psgd._mixed(node, edges, k, x)
         node.publish(x, step=k + 1)
+        await node.save(x=x, step=k + 1)
     return x
 
 
@@ -134,6 +139,28 @@ def test_after_a_departure_the_mean_of_those_that_live_is_kept():
     means = X[:, alive].mean(1)
     assert torch.allclose(means, means[0].expand(13, -1), rtol=0, atol=1e-6)
     assert float((X[-1, 0] - X[0, 0]).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_who_returns_takes_part_from_an_agreed_step_and_the_mean_of_all_is_kept_from_there(num_lost):
+    rounds, topology = 60, make_topology("ring", 6, 1)
+    plan = small_plan("d-psgd", 6, rounds=20, topology="ring")
+    step_s = run(with_programs(plan, peer=mixing_only)).time_s / 20
+    lost = [2, 3][:num_lost]  # two at once are each other's neighbors
+    crashes = tuple(Crash(j, at_s=(4.5 + j / 9) * step_s, down_s=(6 + j / 9) * step_s) for j in lost)
+    faults = FaultPlan(crashes=crashes, detect_s=step_s / 10)
+    plan = small_plan("d-psgd", 6, rounds=rounds, topology="ring", mixing=metropolis(topology), faults=faults)
+    watcher = Watcher()
+    run(with_programs(plan, peer=mixing_only), watcher)
+    steps = {i: [k for node, _, k, _ in watcher.models if node == i] for i in range(6)}
+    X = {(node, k): x.values for node, _, k, x in watcher.models}
+    agreed = max(next(b for a, b in pairwise(steps[j]) if b > a + 1) for j in lost)
+    assert 5 < agreed < 20 and all(steps[j][-1] == rounds for j in lost)
+    means = torch.stack([sum(X[i, k] for i in range(6)) / 6 for k in range(agreed, rounds + 1)])
+    assert torch.allclose(means, means[0].expand_as(means), rtol=0, atol=1e-6)
+    for k, most in ((agreed, 10.0), (rounds, 0.01)):
+        assert max(float((X[i, k] - X[0, k]).abs().max()) for i in range(6)) < most
+    assert float((X[2, agreed] - X[0, agreed]).abs().max()) > 0.1
 
 
 def test_a_step_costs_one_model_to_each_neighbor():

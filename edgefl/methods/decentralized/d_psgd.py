@@ -5,7 +5,8 @@ exchange and computing overlap. W symmetric and doubly stochastic ([network] mix
 `order = "adapt_then_combine"`: x_i <- sum_j W_ij (x_j - eta g_j(x_j)): updated models are mixed, no overlap.
 Choices: local_steps of [train] above 1 make that many SGD steps in place of one gradient, and local_epochs
 likewise: the paper's is local_steps = 1. A neighbor that is gone leaves its share to the node itself, at
-both ends, so that W stays doubly stochastic.
+both ends, so that W stays doubly stochastic. One that returns goes on with its saved model at a step that it
+agrees on with its neighbors; the steps between are not made up for.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Literal
 from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.parameters import Vector, mix
-from edgefl.patterns.gather import gather
+from edgefl.patterns.edges import MESSAGES, Edges
 from edgefl.patterns.reports import ALL_FINITE
 
 
@@ -29,7 +30,7 @@ class DPSGDConfig(MethodConfig):
 @dataclass(frozen=True)
 class Model(Message):
     stale_by = "step"
-    once_by = ("sender", "step")
+    once_by = ("sender", "life", "step")
     step: int
     parameters: Vector
 
@@ -40,29 +41,30 @@ async def peer(node: Node) -> Vector:
     x: Vector = saved["x"]
     state = saved["state"]
     adapt_first = node.config.order == "adapt_then_combine"
-    for k in node.rounds(saved["step"]):
+    edges = Edges(node, saved.get("edges"))
+    for k in node.rounds(await edges.begin(saved["step"])):
         work = LocalSGD(x, node.data, k, node.workload, state=state)
         if adapt_first:
             r: Trained = await node.compute(work)
-            x = await _mixed(node, k, r.parameters)
+            x = await _mixed(node, edges, k, r.parameters)
         else:
             local = node.start(node.compute(work))
-            mixed = await _mixed(node, k, x)
+            mixed = await _mixed(node, edges, k, x)
             r = await local
             x = r.parameters if mixed is x else mixed + (r.parameters - x)  # sum_j W_ij x_j - eta g_i(x_i)
         state = r.state
         node.record(round=k, train_loss=r.loss)
         node.publish(x, step=k + 1)
-        await node.save(x=x, step=k + 1, state=state)
+        await node.save(x=x, step=k + 1, state=state, edges=dict(edges.since))
     return x
 
 
-async def _mixed(node: Node, k: int, x: Vector) -> Vector:
-    """sum_j W_ij x_j over the neighbors that live; x itself when there are none."""
-    neighbors = node.fleet.neighbors
+async def _mixed(node: Node, edges: Edges, k: int, x: Vector) -> Vector:
+    """sum_j W_ij x_j over the neighbors that take part; x itself when there are none."""
+    neighbors = await edges.settled(k)
     node.send(neighbors, Model(k, x))
     models = {node.id: x}
-    async for m in gather(node, Model, neighbors, step=k):
+    async for m in edges.gather(Model, neighbors, k):
         models[m.sender] = m.parameters
     if len(models) == 1:
         return x
@@ -77,11 +79,11 @@ METHOD = Method(
     title="Decentralized parallel SGD",
     paper="Lian et al. 2017, https://arxiv.org/abs/1705.09056",
     roles={"peer": peer},
-    messages=(Model,),
+    messages=(Model, *MESSAGES),
     config=DPSGDConfig,
     ends_with=("peer",),
     needs="connected",
     evaluates="each",
-    tolerates=Faults(crashes=True, partitions=True),
+    tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(ALL_FINITE,),
 )
