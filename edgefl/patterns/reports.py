@@ -80,7 +80,7 @@ class Intake:
         return found if self._sound(sender, _exact_norm(found), found, weight) else None
 
     def _sound(self, sender: int, norm: float, sent: Vector, weight: float) -> bool:
-        if not math.isfinite(norm) or not all(bool(b.isfinite().all()) for b in sent.buffers):
+        if not math.isfinite(norm) or (sent.buffers and not _are_finite(sent.buffers)):
             self.refuse(sender, "it is not finite")
         elif norm > self._most:
             self.refuse(sender, f"its norm {norm:.3g} is above {self._most:.3g}")
@@ -94,6 +94,10 @@ class Intake:
         """Count and name an update that changes nothing."""
         self.refused += 1
         self._node.note("refused", f"the update of node {sender}: {why}")
+
+
+def _are_finite(buffers: tuple[torch.Tensor, ...]) -> bool:
+    return all(bool(b.isfinite().all()) for b in buffers)
 
 
 def is_finite(vector: Vector) -> bool:

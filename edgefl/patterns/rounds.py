@@ -108,7 +108,8 @@ class Round:
     def absent(self) -> dict[str, int]:
         """How many of the cohort have no report that counts: lost with their node, refused, or late."""
         missing = len(self.cohort) - len(self.counted)
-        gone = [k for k in self.cohort if k not in self.counted and not self._node.fleet.alive(k)]
+        silent = set(self.cohort).difference(self.counted)
+        gone = [k for k in self.cohort if k in silent and not self._node.fleet.alive(k)]
         late = max(0, missing - self._refused - len(gone) - len(self.excused))
         return {"late": late, "lost": len(gone), "refused": self._refused}
 

@@ -155,11 +155,12 @@ class Interpreter(Tasks):
         return WAIT
 
     def _at_hand(self, state: NodeState, op: Receive) -> Message | None:
-        if op.senders is not None and Gone in op.kinds:
-            for j in sorted(op.senders):
-                if j in state.known_dead:
-                    message = state.inbox.get(Receive(op.kinds, j, None, op.fields))
-                    return message if message is not None else Gone().stamped(j, 0)
+        if state.known_dead and op.senders is not None and Gone in op.kinds:
+            dead = state.known_dead.intersection(op.senders)
+            if dead:
+                j = min(dead)
+                message = state.inbox.get(Receive(op.kinds, j, None, op.fields))
+                return message if message is not None else Gone().stamped(j, 0)
         return state.inbox.get(op)
 
     def _begin_compute(self, task: Task[Any], op: Compute[Any]) -> Any:
