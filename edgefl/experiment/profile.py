@@ -21,10 +21,11 @@ KINDS = ("training", "programs", "messages", "recording", "evaluation", "events"
 """training: carrying work out, or waiting for it; programs: the method's own code; messages: sending, links,
 delivery; recording: spans, metrics, events; evaluation: of published models; events: all else, the clock."""
 _OF_RUNTIME = {
-    "messages": ("send", "_left", "_arrival"),
+    "messages": ("send", "_arrival"),
     "programs": ("_resume",),
     "training": ("_result_of",),
 }
+_OF_LINKS = {"messages": ("_on_left",)}
 _OF_WORKSHOP = {"training": ("_carry_out_all",)}
 _OF_OBSERVER = {"recording": ("published", "recorded", "span", "event"), "evaluation": ("_evaluate",)}
 
@@ -69,7 +70,12 @@ class RunProfile:
             raise ConfigError("--profile-run", True, "without execution.checkpoint_s")
         self._watch = Stopwatch()
         self._runtime = runtime
-        owners = (runtime, _OF_RUNTIME), (runtime._workshop, _OF_WORKSHOP), (observer, _OF_OBSERVER)
+        owners = (
+            (runtime, _OF_RUNTIME),
+            (runtime._links, _OF_LINKS),
+            (runtime._workshop, _OF_WORKSHOP),
+            (observer, _OF_OBSERVER),
+        )
         for owner, table in owners:
             for kind, names in table.items():
                 for name in names:

@@ -255,7 +255,10 @@ class Node:
 
         Raises ValueError for a node that does not exist. Nothing is sent while a node crashes.
         """
-        receivers = (int(to),) if isinstance(to, int | np.integer) else tuple(map(int, to))
+        if isinstance(to, int):
+            receivers: tuple[int, ...] = (int(to),)
+        else:
+            receivers = (int(to),) if isinstance(to, np.integer) else tuple(map(int, to))
         return self._port.send(self._state, receivers, message, rate_bytes_per_s)
 
     def receive(

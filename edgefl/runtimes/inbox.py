@@ -9,12 +9,15 @@ from edgefl.messages.base import Back, Gone, Message
 from edgefl.nodes.operations import Receive
 
 
+_ABOUT_PEERS = Gone, Back  # a tuple: a union of types would be made anew for each message
+
+
 def matches(pattern: Receive, message: Message) -> bool:
     """Whether a receive takes this message, which is of one of its kinds. Gone and Back have no fields to
     compare."""
     if pattern.senders is not None and message.sender not in pattern.senders:
         return False
-    if not pattern.fields or isinstance(message, Gone | Back):
+    if not pattern.fields or isinstance(message, _ABOUT_PEERS):
         return True
     for name, value in pattern.fields.items():  # noqa: SIM110 (all() over a generator is twice as slow)
         if getattr(message, name, None) != value:

@@ -40,7 +40,7 @@ class FifoLinks:
     keeps_order = True
 
     def __init__(self, plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float], None]) -> None:
-        self._plan, self._clock, self._on_left = plan, clock, on_left
+        self._clock, self._on_left, self._traces = clock, on_left, plan.traces
         self._up = [access.up_bytes_per_s for access in plan.access]
         self._down = [access.down_bytes_per_s for access in plan.access]
         self._queues: dict[int, deque[Flow]] = {}
@@ -53,7 +53,7 @@ class FifoLinks:
 
     def _now(self, rates: list[float], node: int) -> float:
         """What a node's trace leaves of its rate now."""
-        trace = self._plan.traces.get(node)
+        trace = self._traces.get(node)
         return rates[node] if trace is None else rates[node] * max(trace.value(self._clock.clock()), 1e-9)
 
     def start(self, flow: Flow) -> None:

@@ -58,7 +58,7 @@ class VirtualRuntime(Interpreter):
         """Entries of the heap that move no program by themselves."""
         self._flat: set[int] = set()
         """Nodes whose battery has run flat."""
-        self._links = make_links(plan.network, self, self._has_left)
+        self._links = make_links(plan.network, self, self._left)
         self._may_overtake = plan.network.link_model == "fifo" or any(a.jitter for a in plan.network.access)
         self._lanes: list[dict[tuple[int, type[Message]], Lane]] = [{} for _ in plan.nodes]
         """Of each sender, by receiver and kind."""
@@ -296,9 +296,6 @@ class VirtualRuntime(Interpreter):
             self._links.start(lane.waiting.pop(0))
         else:
             lane.busy = False
-
-    def _has_left(self, flow: Flow, hold_s: float) -> None:
-        self._left(flow, hold_s)
 
     def _left(self, flow: Flow, hold_s: float) -> None:
         """The last byte of a flow has left its sender."""

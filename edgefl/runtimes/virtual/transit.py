@@ -20,18 +20,23 @@ _BLOCK = 64
 class Draws:
     """A node's uniform numbers for one purpose, an endless stream keyed by (seed, purpose, node)."""
 
-    __slots__ = ("_block", "_key", "_left")
+    __slots__ = ("_block", "_key", "left")
 
     def __init__(self, seed: int, purpose: str, node: int) -> None:
         self._key = seed, purpose, node
-        self._block, self._left = 0, list[float]()
+        self._block = 0
+        self.left: list[float] = []
+        """What has been drawn and not been used, the next one last."""
 
     def next(self) -> float:
-        if not self._left:
-            rng = generator(*self._key, self._block)
-            self._block += 1
-            self._left = rng.random(_BLOCK)[::-1].tolist()
-        return self._left.pop()
+        return (self.left or self.more()).pop()
+
+    def more(self) -> list[float]:
+        """Draw a block, once `left` is empty."""
+        rng = generator(*self._key, self._block)
+        self._block += 1
+        self.left = rng.random(_BLOCK)[::-1].tolist()
+        return self.left
 
 
 class Lane:
@@ -70,8 +75,9 @@ class Lane:
             return self.latency_s
         total = 0.0
         for latency_s, jitter, _ in self.ends:
-            spread = jitter * (2 * draws.next() - 1) if jitter else 0.0
-            total += latency_s * (1 + spread)
+            if jitter:
+                latency_s *= 1 + jitter * (2 * (draws.left or draws.more()).pop() - 1)
+            total += latency_s
         return total
 
 
