@@ -47,11 +47,6 @@ class End:
         else:
             self.reserved = self.reserved - flow.reserved if len(self.flows) > self.sharing else 0.0
 
-    def settle(self) -> None:
-        """Bring the level to what it is now."""
-        if self.sharing:
-            self.level = max(0.0, self.capacity - self.reserved) / self.sharing
-
     def is_star(self) -> bool:
         """Whether it is the centre of a star that is worth a hub, or goes on being one."""
         least = _LEAST_HUB if self.hub is None else 2
@@ -149,21 +144,23 @@ class SharedLinks:
         """Count, as a flow comes or before it goes, who does not have the other end alone. Flows that cross
         segments are no stars, and are not counted."""
         up, down = flow.ends
-        if len(up.flows) > 1:
+        sent, received = len(up.flows), len(down.flows)
+        if sent > 1:
             down.crowded += by
-            self._crowd_other(flow, up, by)
-        if len(down.flows) > 1:
+            if sent == 2:
+                self._crowd_other(flow, up, by)
+        if received > 1:
             up.crowded += by
-            self._crowd_other(flow, down, by)
+            if received == 2:
+                self._crowd_other(flow, down, by)
 
     def _crowd_other(self, flow: Flow, here: End, by: int) -> None:
-        """Where there is one flow beside this one, it loses, or is given back, having this end alone."""
-        if len(here.flows) == 2:
-            first, second = here.flows
-            other = second if first is flow else first
-            far = other.ends[1] if other.ends[0] is here else other.ends[0]
-            far.crowded += by
-            self._dirty[far] = None
+        """The one flow beside this one loses, or is given back, having this end alone."""
+        first, second = here.flows
+        other = second if first is flow else first
+        far = other.ends[1] if other.ends[0] is here else other.ends[0]
+        far.crowded += by
+        self._dirty[far] = None
 
     def _touch(self, flow: Flow) -> None:
         if not self._dirty:
@@ -172,19 +169,22 @@ class SharedLinks:
             self._dirty[end] = None
 
     def _settle(self) -> None:
-        now = self._clock.clock()
-        for end in self._dirty:
-            end.settle()
+        now, dirty = self._clock.clock(), self._dirty
+        for end in dirty:
+            if end.sharing:
+                end.level = max(0.0, end.capacity - end.reserved) / end.sharing
             if end.hub is not None or (len(end.flows) >= _LEAST_HUB and not self._segments):
                 self._settle_hub(end, now)
-        loose = [end for end in self._dirty if end.hub is None and not _is_leaf(end)]
+        loose = [end for end in dirty if end.flows and end.hub is None and not _is_leaf(end)]
         if loose:
+            later, ending = self._clock.call_later, self.ending
             for flow, rate in self._changed(loose):
-                self.advance(flow, now)
+                if flow.rate:
+                    self.advance(flow, now)
                 flow.rate = rate
                 flow.token += 1
-                self._clock.call_later(flow.remaining / rate, self.ending, flow, flow.token)
-        self._dirty.clear()
+                later(flow.remaining / rate, ending, flow, flow.token)
+        dirty.clear()
 
     def _settle_hub(self, end: End, now: float) -> None:
         if end.is_star():
@@ -224,8 +224,8 @@ class SharedLinks:
 
 
 def _is_leaf(end: End) -> bool:
-    """Whether an end has nothing but a flow that a hub looks after, or nothing at all."""
-    return not end.flows or (len(end.flows) == 1 and next(iter(end.flows)).hub is not None)
+    """Whether an end has nothing but a flow that a hub looks after."""
+    return len(end.flows) == 1 and next(iter(end.flows)).hub is not None
 
 
 class LocalFairLinks(SharedLinks):
@@ -239,6 +239,7 @@ class LocalFairLinks(SharedLinks):
         affected: dict[Flow, None] = {}
         for end in dirty:
             affected.update(end.flows)
+        found = []
         for flow in affected:
             rate = flow.lane.cap
             if flow.reserved is not None:
@@ -251,7 +252,8 @@ class LocalFairLinks(SharedLinks):
             if rate < LEAST_RATE:
                 rate = LEAST_RATE
             if rate != flow.rate:
-                yield flow, rate
+                found.append((flow, rate))
+        return found
 
 
 class FairLinks(SharedLinks):
