@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from edgefl.messages.base import Back, Gone, Message
 from edgefl.nodes.operations import Receive
 
-
 _ABOUT_PEERS = Gone, Back  # a tuple: a union of types would be made anew for each message
 
 
