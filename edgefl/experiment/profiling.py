@@ -28,6 +28,8 @@ from edgefl.learning.model import Model
 from edgefl.learning.models import ModelConfig, Problem, build_model
 
 BATCH_SIZES = (4, 16, 64)
+BLOCK_BATCH = 16
+"""Batch size at which the blocks of a model are timed one by one."""
 WIDE = 0.25
 """A spread from which a figure says more of what else was going on than of the machine."""
 _LEAST_FLOPS = 1e6
@@ -155,7 +157,7 @@ def _rest(
         samples = step_times(model, BATCH_SIZES, 1.0 if quick else 4.0)
         times[model.label] = {size: sample.seconds for size, sample in samples.items()}
         machine["step_spread"] = {str(size): sample.spread for size, sample in samples.items()}
-        machine["block_times_s"] = block_times(model, 16, 0.5 if quick else 2.0)
+        machine["block_times_s"] = block_times(model, BLOCK_BATCH, 0.5 if quick else 2.0)
     told("done", 1.0)
     return machine, times
 
@@ -256,5 +258,7 @@ def table_rows(profile: DeviceProfile) -> Sequence[tuple[str, str]]:
     ]  # fmt: skip
     for label, times in profile.step_times_s.items():
         rows += [(f"step of {label}, batch {size}", seconds(t)) for size, t in times.items()]
+    blocks = machine.get("block_times_s", {})
+    rows += [(f"block {name}, batch {BLOCK_BATCH}", seconds(t)) for name, t in blocks.items()]
     rows += [("not offered", f"{key}: {why}") for key, why in machine["not_offered"].items()]
     return rows

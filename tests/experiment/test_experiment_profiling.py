@@ -109,3 +109,10 @@ def test_a_meter_is_looked_at_while_something_goes_on():
     taken = len(meter.times)
     assert taken >= 5 and meter.times == sorted(meter.times)
     assert word(["measured", None]) == "measured" and word([]) is None
+
+
+def test_the_table_shows_the_steps_and_blocks_of_a_model(profile):
+    machine = {**profile.machine, "block_times_s": {"hidden": 2e-4, "output": 1e-4}}
+    timed = profile.model_copy(update={"machine": machine, "step_times_s": {"mlp/10": {4: 1e-3}}})
+    rows = dict(profiling.table_rows(timed))
+    assert rows["step of mlp/10, batch 4"] == "1 ms" and rows["block hidden, batch 16"] == "200 µs"
