@@ -31,7 +31,7 @@ class ConfigError(EdgeflError, ValueError):
 
     def __init__(self, key: str, found: object, accepted: str) -> None:
         self.key, self.found, self.accepted = key, found, accepted
-        super().__init__(f"{key} = {found!r}: {accepted}")
+        super().__init__(f"{shortened(key)} = {shortened(repr(found))}: {shortened(accepted, 2000)}")
 
 
 class RunError(EdgeflError):
@@ -84,6 +84,16 @@ class Cancelled(BaseException):
     """Thrown into a task that is ended from outside; clean up in `finally`, await nothing."""
 
 
+def shortened(text: str, most: int = 300) -> str:
+    """A text of at most `most` characters, without its middle where it is longer, so that a line stays one.
+
+    >>> shortened("abcdefghij", 7)
+    'ab...ij'
+    """
+    kept = (most - 3) // 2
+    return text if len(text) <= most else f"{text[:kept]}...{text[-kept:]}"
+
+
 def nearest(word: str, known: Iterable[str]) -> str:
     """What to say of an unknown word: the nearest known one and the whole list.
 
@@ -91,7 +101,7 @@ def nearest(word: str, known: Iterable[str]) -> str:
     "did you mean 'fedavg'? known: d-psgd, fedavg"
     """
     names = sorted(known)
-    close = difflib.get_close_matches(str(word), names, n=1)
+    close = difflib.get_close_matches(str(word)[:100], names, n=1)
     hint = f"did you mean {close[0]!r}? " if close else ""
     return f"{hint}known: {', '.join(names)}"
 

@@ -24,13 +24,15 @@ from edgefl.experiment.tables import (
     Stop,
     Table,
 )
-from edgefl.experiment.toml import checked, read_toml, write_toml
+from edgefl.experiment.toml import checked, read_toml, refuse_deep, write_toml
 from edgefl.learning.executors import even_group
 from edgefl.learning.models import ModelConfig
 from edgefl.learning.workload import TrainConfig
 from edgefl.parameters.compress import CompressConfig
 from edgefl.planning.workloads import AssignConfig
 
+MOST_LETTERS = 100
+"""Of an experiment's name, which is part of its folder's."""
 FAIR_UP_TO = 300
 """Nodes up to which flows share links by max-min unless the file says otherwise."""
 _DENSE = ("linear", "mlp")
@@ -57,7 +59,7 @@ _PATHS = (
 class Experiment(Table):
     """What is run. Each setting has one owner; all but `method`, `fleet` and `stop` may be left out."""
 
-    name: str = Field(default="experiment", min_length=1)
+    name: str = Field(default="experiment", min_length=1, max_length=MOST_LETTERS)
     """What the run is called; the file's name where not given."""
     seed: int = Field(default=0, ge=0, lt=2**63)
     """All chance derives from it."""
@@ -121,7 +123,7 @@ def load_experiment(
     overlay = base.pop("smoke", {})
     if not isinstance(overlay, dict):
         raise ConfigError("smoke", overlay, "a table of settings for quick runs")
-    base.setdefault("name", path.stem)
+    base.setdefault("name", path.stem.encode(errors="replace").decode()[:MOST_LETTERS])
 
     def resolved(tables: dict[str, Any]) -> Experiment:
         for text in overrides:
@@ -182,9 +184,12 @@ def _override(tables: dict[str, Any], text: str) -> None:
     if not equals:
         raise ConfigError("--set", text, form)
     try:
+        text.encode()
         nested = tomllib.loads(f"{name} = 0")
-    except tomllib.TOMLDecodeError as error:
+        found = _value(value)
+    except (ValueError, RecursionError) as error:  # no text, no key, a number of thousands of digits
         raise ConfigError("--set", text, form) from error
+    refuse_deep([nested, [found]], "--set", text)
     here, word = tables, ""
     while True:
         ((word, nested),) = nested.items()
@@ -197,7 +202,7 @@ def _override(tables: dict[str, Any], text: str) -> None:
             raise ConfigError("--set", text, f"{word} is a value, not a table")
         here[word] = inner
         here = inner
-    here[word] = _value(value)
+    here[word] = found
 
 
 def _value(text: str) -> Any:

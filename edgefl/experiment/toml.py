@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -14,19 +15,53 @@ from pydantic import BaseModel, ValidationError
 from edgefl.errors import ConfigError, nearest
 
 T = TypeVar("T", bound=BaseModel)
+MOST_BYTES = 16_000_000
+"""A file of settings that is larger is none."""
+MOST_LEVELS = 50
+"""Tables in tables in tables: a tenth of it is in use."""
+TOO_DEEP = f"tables and arrays within each other at most {MOST_LEVELS} deep"
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
     """The tables of a file. Raises ConfigError for a missing one, and for bad TOML, with the line."""
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        table = tomllib.loads(_text(path))
+    except ConfigError:
+        raise
     except tomllib.TOMLDecodeError as error:
         raise ConfigError("FILE", str(path), f"it is not TOML: {error}") from error
     except UnicodeDecodeError as error:
         raise ConfigError("FILE", str(path), f"it is not text in UTF-8: {error.reason}") from error
     except OSError as error:
         raise ConfigError("FILE", str(path), f"a readable file is needed ({error.strerror})") from error
+    except RecursionError as error:
+        raise ConfigError("FILE", str(path), TOO_DEEP) from error
+    except ValueError as error:  # a path that no file can have, an integer of thousands of digits
+        raise ConfigError("FILE", str(path), f"it cannot be read: {error}") from error
+    refuse_deep(table, "FILE", str(path))
+    return table
+
+
+def refuse_deep(value: object, key: str, found: str) -> None:
+    """Refuse tables and arrays that are nested deeper than what goes through them can follow."""
+    level = 0
+    inner: list[Any] = [value]  # level by level: to go down by recursion is what it guards against
+    while inner:
+        level += 1
+        if level > MOST_LEVELS:
+            raise ConfigError(key, found, TOO_DEEP)
+        tables = [one.values() if isinstance(one, Mapping) else one for one in inner]
+        inner = [one for values in tables for one in values if isinstance(one, Mapping | list | tuple)]
+
+
+def _text(path: Path) -> str:
+    """What is in a file, once it is known to be no endless one."""
+    with path.open("rb") as file:
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise ConfigError("FILE", str(path), f"a file of at most {MOST_BYTES / 1e6:g} MB")
+    return content.decode("utf-8-sig").replace("\r\n", "\n")
 
 
 def write_toml(table: Mapping[str, Any]) -> str:
@@ -78,11 +113,26 @@ def checked(kind: type[T], table: object, key: str) -> T:
 
     Raises ConfigError, in one line, for the first thing wrong; its key starts with `key`.
     """
+    _refuse_numbers(table, key)
     try:
         # In JSON mode, strict types still let an array be a tuple, and a string a path.
         return kind.model_validate_json(json.dumps(table, default=str), strict=True)
     except ValidationError as error:
         raise problem(kind, error, key) from error
+
+
+def _refuse_numbers(value: object, key: str) -> None:
+    """Refuse what no setting can be: infinities, what is no number, integers beyond TOML's 64 bits."""
+    if isinstance(value, Mapping):
+        for word, inner in value.items():
+            _refuse_numbers(inner, f"{key}.{word}" if key else str(word))
+    elif isinstance(value, list | tuple):
+        for place, inner in enumerate(value):
+            _refuse_numbers(inner, f"{key}.{place}")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(key, value, "should be a finite number")
+    elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ConfigError(key, f"an integer of {value.bit_length()} bits", "an integer that fits in 64 bits")
 
 
 def problem(kind: type[BaseModel], error: ValidationError, key: str) -> ConfigError:

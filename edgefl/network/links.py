@@ -58,6 +58,8 @@ def parse_link(table: Mapping[str, Any] | str, key: str = "network.link") -> Acc
     """
     if isinstance(table, str):
         return link(table)
+    if not isinstance(table, Mapping):
+        raise ConfigError(key, table, 'the name of a link class, or a table such as {up = "2 Mbit/s"}')
     given = dict(table)
     figures: dict[str, Any] = {}
     if "like" in given:

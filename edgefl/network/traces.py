@@ -81,7 +81,7 @@ def read_columns(path: Path, key: str, names: Sequence[str]) -> list[tuple[float
     try:
         with path.open(encoding="utf-8", newline="") as file:
             lines = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(key, str(path), f"a CSV file that can be read ({error})") from error
     if not lines or [cell.strip() for cell in lines[0]] != list(names):
         raise ConfigError(key, str(path), f"a first line {','.join(names)}")

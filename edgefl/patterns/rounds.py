@@ -23,7 +23,7 @@ class RoundConfig(MethodConfig):
 
     client_fraction: float = Field(default=1.0, gt=0, le=1)
     """C: share of the clients in a round's cohort, at least one client."""
-    over_selection: float = Field(default=0.0, ge=0)
+    over_selection: float = Field(default=0.0, ge=0, le=1000)
     """o: choose ceil((1 + o) m) clients, close the round at the m-th report and have the rest stop."""
     round_deadline_s: float | None = Field(default=None, gt=0)
     """Seconds from the start of a round to its end, whoever has reported: the rest are told to stop. None:

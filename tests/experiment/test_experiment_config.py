@@ -69,12 +69,24 @@ REFUSED = [
     ("compress={name='qsgd', bucket=12}", "compress.bucket", "multiple of 8"),
     ("execution.executor=bached", "execution.executor", "'batched'"),
     ("seed", "--set", "KEY=VALUE"),
+    (f"seed={'9' * 5000}", "--set", "KEY=VALUE"),
+    (f"{'a.' * 3000}b=1", "--set", "50 deep"),
+    (f"data.folder={'[' * 3000}", "--set", "KEY=VALUE"),
+    ("name=\udcff", "--set", "KEY=VALUE"),
+    (f"name={'n' * 101}", "name", "at most 100"),
+    (f"train.local_steps={2**63}", "train.local_steps", "64 bits"),
+    (f"stop.rounds={10**400}", "stop.rounds", "64 bits"),
+    ("train.learning_rate=inf", "train.learning_rate", "finite"),
+    ("train.betas=[nan, 0.9]", "train.betas.0", "finite"),
+    ("method.fedavg.max_update_norm=inf", "method.fedavg.max_update_norm", "finite"),
+    ("network.link={jetson-nano=5}", "network.link.jetson-nano", "a link class"),
+    ('faults.availability.file="a\\u0000"', "faults.availability.file", "can be read"),
     ("seed.x=1", "--set", "not a table"),
 ]  # fmt: skip
 D_PSGD_FOR = ("network.topology", "network.mixing")
 
 
-@pytest.mark.parametrize(("override", "key", "accepted"), REFUSED, ids=[r[0] for r in REFUSED])
+@pytest.mark.parametrize(("override", "key", "accepted"), REFUSED, ids=[ascii(r[0][:40]) for r in REFUSED])
 def test_a_mistake_is_refused_in_one_line(tmp_path: Path, override: str, key: str, accepted: str) -> None:
     method = "d-psgd" if key.startswith(D_PSGD_FOR) else None
     with pytest.raises(ConfigError) as caught:
@@ -94,6 +106,30 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     broken.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ConfigError, match="UTF-8"):
         load_experiment(broken)
+    for nested in (f"x = {'[' * 5000}{']' * 5000}", f"{'a.' * 3000}b = 1"):
+        broken.write_text(nested)
+        with pytest.raises(ConfigError, match="50 deep"):
+            load_experiment(broken)
+    broken.write_text(f"seed = {'9' * 5000}")
+    with pytest.raises(ConfigError, match="digits"):
+        load_experiment(broken)
+    with pytest.raises(ConfigError, match="null byte"):
+        load_experiment(tmp_path / "a\0.toml")
+    with pytest.raises(ConfigError, match="at most 16 MB"):
+        load_experiment("/dev/zero")
+
+
+def test_what_is_found_is_shown_in_a_line_that_can_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_experiment(small_file(tmp_path), [f"fleet.roles.server={'x' * 100_000}"])
+    assert len(str(caught.value)) < 1500
+    assert caught.value.found == "x" * 100_000
+
+
+def test_a_file_may_begin_with_a_byte_order_mark(tmp_path: Path) -> None:
+    file = small_file(tmp_path)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes().replace(b"\n", b"\r\n"))
+    assert load_experiment(file) == load_experiment(small_file(tmp_path))
 
 
 def test_a_method_that_needs_two_sides_is_refused_on_an_odd_ring(tmp_path: Path) -> None:

@@ -40,7 +40,7 @@ Key = tuple[int, ...]
 class MoshpitConfig(MethodConfig):
     """The grid and the search for groups; tau and the rate are [train]'s."""
 
-    dimensions: int = Field(default=2, ge=1)
+    dimensions: int = Field(default=2, ge=1, le=64)
     """d: axes of the grid; 1: everybody in one group."""
     group_size: int | None = Field(default=None, ge=2)
     """M: cells per side, most members of a group; the least with M^d >= n where not given."""

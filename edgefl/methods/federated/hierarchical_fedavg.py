@@ -35,7 +35,7 @@ Ids = tuple[int, ...]
 class HierarchicalConfig(RoundConfig):
     """FedAvg's rules, for the rounds of an edge; how many edges, kappa2, and the cloud's deadline."""
 
-    num_edges: int = Field(default=2, ge=1)
+    num_edges: int = Field(default=2, ge=1, le=10_000)
     edge_rounds: int = Field(default=2, ge=1)
     """kappa2: edge averages in a cloud round."""
     cloud_deadline_s: float | None = Field(default=None, gt=0)

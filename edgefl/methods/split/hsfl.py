@@ -58,7 +58,7 @@ class HSFLConfig(CutConfig):
     """Whether a client may hold the whole model; nothing of it is then averaged."""
     fading: float = Field(default=0.0, ge=0, le=2)
     """Spread of the links' gains in the planner's 20 scenarios, exp(fading x normal); 0: steady links."""
-    channels: int | None = Field(default=None, ge=1)
+    channels: int | None = Field(default=None, ge=1, le=10_000)
     """Shares of the link are whole numbers of so many channels; None: any number."""
 
 
