@@ -139,10 +139,11 @@ def _finished(job: Job, folder: Path) -> dict[str, Any] | None:
         return None
     found = read_run(folder)
     file = folder / "experiment.toml"
-    same = file.is_file() and file.read_text(encoding="utf-8") == job.experiment.to_toml()
+    same = file.is_file() and file.read_bytes() == job.experiment.to_toml().encode()
     if found is None or not same:
         raise ConfigError("--out", str(folder), "it holds another experiment; name a new folder or remove it")
-    return found["summary"] if found.get("status") in DONE else None
+    summary = found.get("summary") if found.get("status") in DONE else None
+    return summary if isinstance(summary, dict) else None
 
 
 def _run_all(

@@ -12,6 +12,7 @@ from edgefl.experiment.batch import BatchProgress, Job, Result, done_before, pro
 from edgefl.experiment.build import build
 from edgefl.experiment.comparison import FILE, Comparison
 from edgefl.experiment.config import Experiment, load_experiment
+from edgefl.experiment.folder import alone
 
 
 def compare(
@@ -65,12 +66,24 @@ def run_comparison(
     labels = [job.label for job in jobs]
     twice = next((label for label in labels if labels.count(label) > 1), None)
     if twice is not None:
-        raise ConfigError(f"--{kind}", twice, "each method, grid point and seed once")
+        raise ConfigError(
+            "--methods" if kind == "compare" else "--grid", twice, "each method, grid point and seed once"
+        )
     folder = Path(out) if out is not None else _new_folder(jobs[0].experiment.name, kind)
     if folder.exists() and not (folder / FILE).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError("--out", str(folder), "a new folder, or one of an earlier comparison to go on with")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError("--out", str(folder), f"a folder that can be made ({error.strerror})") from error
+    with alone(folder, "--out"):
+        return _run_alone(kind, jobs, at_once, folder, progress)
+
+
+def _run_alone(
+    kind: str, jobs: Sequence[Job], at_once: int | None, folder: Path, progress: BatchProgress | None
+) -> Comparison:
     done = done_before(jobs, folder)
-    folder.mkdir(parents=True, exist_ok=True)
     # Written before the runs too: after an interruption the same command goes on with this folder.
     planned = [done.get(job.label) or Result(job.label, job.variant, job.seed) for job in jobs]
     Comparison(folder, kind, tuple(planned)).write()

@@ -30,7 +30,9 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -69,7 +71,7 @@ class RunFolder:
 
         Raises ConfigError when it exists or cannot be written.
         """
-        if path.exists():
+        if _exists(path):
             raise ConfigError("--out", str(path), "it exists already; name another folder, or --resume it")
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         try:
@@ -89,7 +91,7 @@ class RunFolder:
     def create_in(cls, parent: Path, name: str, experiment_toml: str, record: Mapping[str, Any]) -> RunFolder:
         """Make a folder of this name, or with -2, -3, ... where it is taken."""
         path, number = parent / name, 1
-        while path.exists():
+        while _exists(path):
             number += 1
             path = parent / f"{name}-{number}"
         return cls.create(path, experiment_toml, record)
@@ -163,6 +165,38 @@ class RunFolder:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
+
+
+@contextmanager
+def alone(path: Path, key: str) -> Iterator[None]:
+    """Inside, this process is the only one at work in a folder; its end, however it comes, frees the folder.
+
+    Raises ConfigError while another one is at work there. Where the system has no locks, nothing is held.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            accepted = "another process is at work in it; wait for its end, or end it"
+            raise ConfigError(key, str(path), accepted) from error
+        except OSError:  # a file system that has no locks
+            pass
+        yield
+    finally:
+        os.close(handle)
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except (OSError, ValueError) as error:  # too long a name, one with a null byte
+        raise ConfigError("--out", str(path), f"a folder that there can be ({error})") from error
 
 
 def _write_csv(file: TextIO, name: str, rows: Iterable[Iterable[Any]]) -> None:

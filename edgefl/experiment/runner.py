@@ -18,7 +18,7 @@ from edgefl.errors import ConfigError, RunError, nearest
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.checkpoints import run_virtual
 from edgefl.experiment.config import Experiment, load_experiment
-from edgefl.experiment.folder import RunFolder
+from edgefl.experiment.folder import RunFolder, alone
 from edgefl.experiment.hosts import Hosts, Housing
 from edgefl.experiment.observer import RunObserver
 from edgefl.experiment.origin import commit, machine, versions
@@ -87,6 +87,7 @@ def run_experiment(
             folder = RunFolder.create(Path(out), text, record)
         else:
             folder = RunFolder.create_in(RUNS, _folder_name(built.experiment), text, record)
+        stack.enter_context(alone(folder.path, "--out"))
         execute = _execute(folder, built, runtime, processes, profiled, hosts)
         return _run_in(folder, built, record, progress, keep_events, execute, predict=predict)
 
@@ -118,7 +119,8 @@ def lead(
             folder = RunFolder.create(out, text, record)
         else:
             folder = RunFolder.create_in(RUNS, place.run_id, text, record)
-    return _run_in(folder, built, record, progress, True, execute, place.hosted)
+    with alone(folder.path, "--out"):
+        return _run_in(folder, built, record, progress, True, execute, place.hosted)
 
 
 def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool = True) -> RunResult:
@@ -129,12 +131,18 @@ def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool 
     ones. Raises ConfigError for another folder, or a run that is complete; RunError where the repetition
     differs (another version of edgefl or torch).
     """
-    run_folder = RunFolder.open(Path(folder), "--resume")
+    with alone(RunFolder.open(Path(folder), "--resume").path, "--resume"):
+        return _go_on(folder, progress, keep_events)
+
+
+def _go_on(folder: Path, progress: Progress | None, keep_events: bool) -> RunResult:
+    run_folder = RunFolder(Path(folder))
     record = run_folder.record
-    if record["status"] in ("finished", "stopped"):
-        raise ConfigError("--resume", str(folder), f"a run that was cut short; this one {record['status']}")
-    if record["runtime"] != "virtual":
-        raise ConfigError("--resume", str(folder), f"a virtual run; this one ran {record['runtime']}")
+    status, runtime = record.get("status"), record.get("runtime")
+    if status in ("finished", "stopped"):
+        raise ConfigError("--resume", str(folder), f"a run that was cut short; this one {status}")
+    if runtime != "virtual":
+        raise ConfigError("--resume", str(folder), f"a virtual run; this one's run.json says {runtime!r}")
     built = build(load_experiment(run_folder.path / "experiment.toml"))
     record |= {"status": "running", "reason": None, "error": None, "ended": None, "versions": versions()}
     run_folder.write_record(record)

@@ -14,6 +14,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment.batch import Result
 from edgefl.experiment.compare import compare
 from edgefl.experiment.comparison import Comparison, flat, load_comparison, summarize
+from edgefl.experiment.folder import alone
 from edgefl.experiment.state import State
 from edgefl.experiment.statistics import mean_interval, ranks, t_95
 from edgefl.experiment.sweep import parse_grid, split_values, sweep
@@ -169,7 +170,7 @@ def test_another_experiment_in_the_folder_is_refused(compared: Comparison, place
     ("methods", "more", "key"),
     [
         ([], {}, "--methods"),
-        (["fedavg", "fedavg"], {}, "--compare"),
+        (["fedavg", "fedavg"], {}, "--methods"),
         (["fedavg"], {"jobs": 0}, "--jobs"),
         (["fedavg"], {"seeds": [-1]}, "--seeds"),
         (["nothing"], {}, "method.name"),
@@ -195,6 +196,12 @@ def test_an_interruption_leaves_runs_that_go_on(place: Path) -> None:
     assert str(out) in stopped.value.__notes__[0]
     assert json.loads((out / "fedavg-0" / "run.json").read_text())["status"] == "interrupted"
     assert load_comparison(out).failures == {"fedavg-0": "interrupted by the user"}
+
+
+def test_two_comparisons_do_not_share_a_folder(place: Path, tmp_path: Path) -> None:
+    with alone(tmp_path, "--out"), pytest.raises(ConfigError, match="another process"):
+        compare(place / "tiny.toml", ["fedavg"], out=tmp_path)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_sweep_runs_every_point(place: Path) -> None:

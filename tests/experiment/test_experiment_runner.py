@@ -132,6 +132,26 @@ def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     assert not list(out.iterdir())
 
 
+def test_a_folder_that_another_process_works_in_is_left_alone(tmp_path: Path) -> None:
+    run = run_experiment(load_experiment(small_file(tmp_path)), out=tmp_path / "run")
+    before = {file.name: file.read_bytes() for file in run.folder.iterdir()}
+    with folder_module.alone(run.folder, "--out"), pytest.raises(ConfigError, match="another process"):
+        resume(run.folder)
+    assert {file.name: file.read_bytes() for file in run.folder.iterdir()} == before
+
+
+def test_a_record_that_lost_its_keys_is_not_resumed(tmp_path: Path) -> None:
+    run = run_experiment(load_experiment(small_file(tmp_path)), out=tmp_path / "run")
+    (run.folder / "run.json").write_text('{"schema": 1}')
+    with pytest.raises(ConfigError, match=r"run\.json says None"):
+        resume(run.folder)
+
+
+def test_a_folder_that_there_cannot_be_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="too long"):
+        run_experiment(load_experiment(small_file(tmp_path)), out=tmp_path / ("a" * 300))
+
+
 def test_folders_are_numbered_when_their_name_is_taken(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -174,6 +174,31 @@ def test_no_run_folder_is_refused_in_one_line(tmp_path: Path) -> None:
     assert "\n" not in str(refused.value) and list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["curve.csv", "nodes.csv", "spans.csv", "traffic.csv", "experiment.toml"])
+def test_a_file_that_is_no_text_is_refused_by_its_name(tmp_path: Path, name: str) -> None:
+    folder = make_run(tmp_path / "run", clients=2, rounds=3)
+    (folder / name).write_bytes(b"\xfe\x00\xb6")
+    with pytest.raises(ConfigError, match=name):
+        write_report(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "column", "value"),
+    [
+        ("curve", "time_s", "1e308"),
+        ("nodes", "node", "99999999999999999999999"),
+        ("spans", "node", "1e308"),
+        ("traffic", "encoded_bytes", "1e308"),
+    ],
+)
+def test_absurd_figures_do_not_stop_a_report(tmp_path: Path, name: str, column: str, value: str) -> None:
+    folder = make_run(tmp_path / "run", clients=2, rounds=3)
+    lines = list(csv.reader((folder / f"{name}.csv").read_text().splitlines()))
+    lines[1][lines[0].index(column)] = value
+    (folder / f"{name}.csv").write_text("\n".join(map(",".join, lines)) + "\n")
+    assert write_report(folder).is_file()
+
+
 def test_a_thousand_nodes_stay_readable(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", clients=1000, rounds=5)
     source = write_report(folder).read_text()

@@ -135,7 +135,12 @@ class RunFiles:
     @cached_property
     def experiment_text(self) -> str:
         path = self.folder / "experiment.toml"
-        return path.read_text(encoding="utf-8") if path.exists() else ""
+        try:
+            return path.read_text(encoding="utf-8") if path.exists() else ""
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(
+                "run folder", str(path), f"a file of text that can be read ({error})"
+            ) from error
 
     @cached_property
     def experiment(self) -> dict[str, Any]:
@@ -259,10 +264,17 @@ class _Names(dict[int, str]):
 
 
 def rows(path: Path) -> Iterator[dict[str, str]]:
-    """The rows of a CSV file by column name; none where the file is missing."""
-    if path.exists():
+    """The rows of a CSV file by column name; none where the file is missing.
+
+    Raises ConfigError for a file that is none.
+    """
+    if not path.exists():
+        return
+    try:
         with path.open(encoding="utf-8", newline="") as file:
             yield from csv.DictReader(file)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError("run folder", str(path), f"a CSV file that can be read ({error})") from error
 
 
 def figure(row: Mapping[str, str], name: str) -> float | None:
@@ -281,7 +293,7 @@ def as_float(value: object) -> float | None:
 
 def _id(row: Mapping[str, str], name: str = "node") -> int | None:
     found = figure(row, name)
-    return None if found is None else int(found)
+    return int(found) if found is not None and abs(found) < 2**53 else None
 
 
 def _table(value: object) -> dict[str, Any]:

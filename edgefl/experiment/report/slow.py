@@ -168,6 +168,8 @@ def last_reports(run: RunFiles) -> list[LastReport]:
         return []
     series = run.metrics["round"]
     ends = np.unique(series.time_s[np.isin(series.node, list(servers))])
+    if not len(ends):
+        return []
     sends = run.spans.where(~np.isin(run.spans.node, list(servers))).of_kind("send")
     sends = sends.where(np.argsort(sends.end_s, kind="stable"))
     found = []

@@ -30,7 +30,7 @@ def ticks(low: float, high: float, most: int = 6) -> list[float]:
     [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     """
     span = high - low
-    if not span > 0:
+    if not 0 < span < math.inf:
         return [low]
     power = 10.0 ** math.floor(math.log10(span / most))
     step = next(power * m for m in (1, 2, 5, 10) if span / (power * m) <= most)

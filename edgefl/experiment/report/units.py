@@ -72,7 +72,7 @@ def share(part: float, whole: float) -> str:
     """
     if whole <= 0:
         return NONE
-    percent = 100 * part / whole
+    percent = 100 * (part / whole)
     return f"{percent:.0f} %" if percent >= 1 or percent == 0 else "under 1 %"
 
 
