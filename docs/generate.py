@@ -6,24 +6,21 @@ in the docstrings of the code; notes on a method are in docs/method-notes/NAME.m
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin
+from typing import TYPE_CHECKING, Any, get_args, get_origin
 
 import typer
 from pydantic import BaseModel
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from edgefl.cli import EXIT_CODES, app
 from edgefl.devices import DeviceProfile, catalog
 from edgefl.experiment.config import Experiment
+from edgefl.experiment.settings import NEEDED, is_table, settings
 from edgefl.learning.models import MODELS
 from edgefl.network import Access
 from edgefl.network.links import links
@@ -35,8 +32,6 @@ if TYPE_CHECKING:
     from mkdocs.structure.files import Files
 
 HERE = Path(__file__).resolve().parent
-PLAIN = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path", Any: "value"}
-BOUNDS = {"gt": "> {}", "ge": "≥ {}", "lt": "< {}", "le": "≤ {}", "min_length": "(at least {} long)"}
 
 
 def pages() -> dict[str, str]:
@@ -112,73 +107,12 @@ def section(title: str, kind: type[BaseModel]) -> str:
     lines = [f"## {title}", "", " ".join((inspect.getdoc(kind) or "").split()), ""]
     if not kind.model_fields:
         return "\n".join([*lines, "It has no keys of its own.", ""])
-    said = field_docs(kind)
-    rows = [(f"`{key}`", words(f), default(f), said.get(key, "")) for key, f in kind.model_fields.items()]
+    rows = [(f"`{s.key}`", s.takes, _default(s.default), s.what) for s in settings(kind)]
     return "\n".join([*lines, *markdown_table(("key", "value", "default", "what it does"), rows), ""])
 
 
-def is_table(annotation: Any) -> bool:
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def field_docs(kind: type[BaseModel]) -> dict[str, str]:
-    """The docstring below each field of a class and of its bases."""
-    found: dict[str, str] = {}
-    for base in reversed(kind.__mro__):
-        if base in (BaseModel, object) or not issubclass(base, BaseModel):
-            continue
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(base))).body
-        assert isinstance(definition, ast.ClassDef)
-        for field, text in zip(definition.body, definition.body[1:], strict=False):
-            if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name):
-                said = isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant)
-                found[field.target.id] = " ".join(str(text.value.value).split()) if said else ""  # type: ignore[attr-defined]
-    return found
-
-
-def words(field: FieldInfo) -> str:
-    """What a field takes, in words."""
-    return kind_of(field.annotation) + bounds(field.metadata)
-
-
-def kind_of(annotation: Any) -> str:
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return kind_of(inner[0]) + bounds(m for one in inner[1:] for m in getattr(one, "metadata", [one]))
-    if origin in (Union, UnionType):
-        return " or ".join(kind_of(one) for one in inner if one is not NoneType)
-    if origin is Literal:
-        return " or ".join(f"`{one}`" for one in inner)
-    if origin is tuple:
-        if inner[-1] is Ellipsis:
-            return f"array of: {kind_of(inner[0])}"
-        return "array of " + " and ".join(kind_of(one) for one in inner)
-    if origin is dict:
-        return f"table of: {kind_of(inner[1])}"
-    return "table, below" if is_table(annotation) else PLAIN[annotation]
-
-
-def bounds(metadata: Any) -> str:
-    """Bounds such as "> 0", in the order in which they are written."""
-    found = [
-        BOUNDS[name].format(getattr(one, name))
-        for one in metadata
-        for name in BOUNDS
-        if getattr(one, name, None) is not None
-    ]
-    return " " + ", ".join(found) if found else ""
-
-
-def default(field: FieldInfo) -> str:
-    """The default as the file would have it."""
-    value = field.default
-    if value is PydanticUndefined and field.default_factory is None:
-        return "needed"
-    if value in (PydanticUndefined, None, (), {}) or isinstance(value, BaseModel):
-        return ""
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    return f"`{list(value) if isinstance(value, tuple) else value}`"
+def _default(value: str) -> str:
+    return value if value in ("", NEEDED) else f"`{value}`"
 
 
 # --- methods ---------------------------------------------------------------------------------------------

@@ -13,25 +13,43 @@ from edgefl.errors import ConfigError
 
 
 @command
-def methods(as_json: Json = False) -> None:
-    """List the methods: family, roles, paper, runtimes."""
+def methods(
+    name: Annotated[
+        str | None, typer.Argument(help="Show this method and its settings; all methods if not given.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the methods: family, roles, paper, runtimes; or show one with its settings."""
     from edgefl.experiment.runner import RUNTIMES
+    from edgefl.experiment.settings import settings
+    from edgefl.nodes.registry import find_method
     from edgefl.nodes.registry import methods as registered
 
+    chosen = list(registered().values()) if name is None else [find_method(name)]
     rows = [
         {"name": m.name, "family": m.family, "title": m.title, "roles": list(m.roles), "needs": m.needs,
          "paper": m.paper, "runtimes": list(RUNTIMES)}
-        for m in registered().values()
+        for m in chosen
     ]  # fmt: skip
+    keys = [vars(one) for one in settings(chosen[0].config)] if name is not None else []
     if as_json:
-        emit(*rows)
+        emit(*rows if name is None else [rows[0] | {"settings": keys}])
         return
     from edgefl.console import table
 
+    if name is not None:
+        show(table(("", ""), [(key, _words(value)) for key, value in rows[0].items()]))
+        heads = (f"[method.{chosen[0].name}]", "takes", "default", "what it does")
+        show(table(heads, [tuple(key.values()) for key in keys]))
+        return
     cells = [
         (r["name"], r["family"], ", ".join(r["roles"]), ", ".join(r["runtimes"]), r["paper"]) for r in rows
     ]
     show(table(("method", "family", "roles", "runtimes", "paper"), cells))
+
+
+def _words(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 @command

@@ -45,6 +45,8 @@ _NAMES_NOT_KEYS = (
     ("network", "traces"),
 )
 """Tables whose keys are names of things: an overlay replaces them whole."""
+_INSTEAD = {"train.local_steps": "local_epochs", "train.local_epochs": "local_steps"}
+"""Keys of which a file has one: --set of the one takes the other's place."""
 
 _PATHS = (
     ("method", "name"),
@@ -203,6 +205,8 @@ def _override(tables: dict[str, Any], text: str) -> None:
         here[word] = inner
         here = inner
     here[word] = found
+    if name.strip() in _INSTEAD:
+        here.pop(_INSTEAD[name.strip()], None)
 
 
 def _value(text: str) -> Any:

@@ -221,6 +221,17 @@ def test_methods_and_devices_for_people() -> None:
     assert "Raspberry Pi 4" in call("devices").stdout
 
 
+def test_one_method_with_its_settings() -> None:
+    shown = call("methods", "asyncdrop").stdout
+    assert "[method.asyncdrop]" in shown and "drop_fraction" in shown and "0.25" in shown
+    found = json.loads(call("methods", "fedavg", "--json").stdout)
+    assert {"key": "server_rate", "takes": "number > 0", "default": "1.0"}.items() <= next(
+        one for one in found["settings"] if one["key"] == "server_rate"
+    ).items()
+    refused = call("methods", "fedagv")
+    assert refused.exit_code == 2 and "fedavg" in refused.stderr and refused.stderr.count("\n") == 1
+
+
 def test_node_is_refused_without_its_fleet(place: Path) -> None:
     result = call("node", "--fleet", "fleet.toml", "--id", "3")
     assert result.exit_code == 2

@@ -18,7 +18,6 @@ REFUSED = [
     ("train.learning_rate=-1", "train.learning_rate", "greater than 0"),
     ("train.learning_rate='1'", "train.learning_rate", "valid number"),
     ("train.batch_size=true", "train.batch_size", "valid integer"),
-    ("train.local_epochs=1", "train", "not both"),
     ("train=3", "train", "table"),
     ("seed=-1", "seed", "greater than or equal to 0"),
     ("method.name=fedagv", "method.name", "did you mean 'fedavg'?"),
@@ -254,3 +253,13 @@ def test_thin_uplinks_go_by_device_and_leave_the_rest_of_the_link(tmp_path):
     explicit = build(load_experiment(small_file(tmp_path), ["network.stragglers={2=4}"])).plan.network.access
     assert explicit[2].up_bytes_per_s == explicit[1].up_bytes_per_s / 4
     assert explicit[2].down_bytes_per_s == explicit[1].down_bytes_per_s
+
+
+def test_epochs_on_the_command_line_take_the_place_of_the_files_steps(tmp_path):
+    path = small_file(tmp_path)
+    assert load_experiment(path).train.local_steps == 3
+    train = load_experiment(path, ["train.local_epochs=2"]).train
+    assert (train.local_steps, train.local_epochs) == (None, 2)
+    path.write_text(path.read_text().replace("local_steps = 3", "local_steps = 3\nlocal_epochs = 1"))
+    with pytest.raises(ConfigError, match="give local_steps or local_epochs, not both"):
+        load_experiment(path)
