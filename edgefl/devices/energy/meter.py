@@ -33,20 +33,16 @@ class Meter(Protocol):
 
 
 @dataclass
-class CounterMeter:
-    """A counter of joules that starts again at zero when it is full.
-
-    read: the counter in joules now, or raises Unavailable. full_j: where it wraps; None: never. It has to be
-    sampled before it can wrap twice: a minute is safe for every processor known.
-    """
+class _Source:
+    """One source that is read at each sample. read: its figure now, or raises Unavailable; then there are no
+    joules, and the reason is why."""
 
     name: str
     covers: str
     read: Callable[[], float]
-    full_j: float | None = None
-    reason: str | None = None
-    _last: float | None = None
-    _total: float = 0.0
+    reason: str | None = field(default=None, kw_only=True)
+    _last: tuple[float, float] | None = field(default=None, init=False)
+    _total: float = field(default=0.0, init=False)
 
     @property
     def joules(self) -> float | None:
@@ -55,48 +51,43 @@ class CounterMeter:
     def sample(self, time_s: float) -> None:
         try:
             now = self.read()
+            if self._last is not None:
+                self._total += self._joules_since(*self._last, time_s, now)
         except Unavailable as error:
             self.reason = str(error)
             return
-        if self._last is not None:
-            step = now - self._last
-            if step < 0:
-                if self.full_j is None:
-                    self.reason = f"{self.name}: the counter went back and does not say where it wraps"
-                    return
-                step += self.full_j
-            self._total += step
-        self._last = now
+        self._last = time_s, now
+
+    def _joules_since(self, before_s: float, before: float, now_s: float, now: float) -> float:
+        """What two figures one after the other say; raises Unavailable where they make no sense."""
+        raise NotImplementedError
 
 
 @dataclass
-class PowerMeter:
-    """A source of watts; joules are their integral, straight between samples.
+class CounterMeter(_Source):
+    """A counter of joules that starts again at zero when it is full.
 
-    read: watts now, or raises Unavailable.
+    read: the counter in joules now. full_j: where it wraps; None: never. It has to be sampled before it can
+    wrap twice: a minute is safe for every processor known.
     """
 
-    name: str
-    covers: str
-    read: Callable[[], float]
-    reason: str | None = None
-    _last: tuple[float, float] | None = None
-    _total: float = 0.0
+    full_j: float | None = None
 
-    @property
-    def joules(self) -> float | None:
-        return self._total if self._last is not None and self.reason is None else None
+    def _joules_since(self, before_s: float, before: float, now_s: float, now: float) -> float:
+        step = now - before
+        if step >= 0:
+            return step
+        if self.full_j is None:
+            raise Unavailable(f"{self.name}: the counter went back and does not say where it wraps")
+        return step + self.full_j
 
-    def sample(self, time_s: float) -> None:
-        try:
-            watts = self.read()
-        except Unavailable as error:
-            self.reason = str(error)
-            return
-        if self._last is not None:
-            before_s, before = self._last
-            self._total += (time_s - before_s) * (watts + before) / 2
-        self._last = time_s, watts
+
+@dataclass
+class PowerMeter(_Source):
+    """A source of watts; joules are their integral, straight between samples. read: watts now."""
+
+    def _joules_since(self, before_s: float, before: float, now_s: float, now: float) -> float:
+        return (now_s - before_s) * (now + before) / 2
 
 
 @dataclass
