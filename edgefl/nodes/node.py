@@ -159,7 +159,7 @@ class Watched(Op[Any]):
         began_s = self._node.now()
         result = yield self._computing
         if isinstance(self._computing.work, LocalSGD):
-            self._node.trained(self._computing.work, self._node.now() - began_s)
+            self._node._trained(self._computing.work, self._node.now() - began_s)
         return result
 
 
@@ -236,7 +236,7 @@ class Node:
         computing = Compute[Any](work, share)
         return computing if self._plan.replan is None else Watched(computing, self)
 
-    def trained(self, work: LocalSGD, seconds: float) -> None:
+    def _trained(self, work: LocalSGD, seconds: float) -> None:
         """Take note of what a round's local training took, and plan the next ones for it."""
         assert self._plan.replan is not None
         if work.workload is not self.workload or work.part is not None:
