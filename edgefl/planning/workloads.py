@@ -225,9 +225,10 @@ def _proportional_batches(fleet: Fleet, uniform: Mapping[int, Workload]) -> dict
     low = max(_compute_of_batch(fleet, i, w, 1) + transfers[i] for i, w in uniform.items())
     if sum(batches(low).values()) >= total:
         high = low
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (low, middle) if sum(batches(middle).values()) >= total else (middle, high)
+    else:
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            low, high = (low, middle) if sum(batches(middle).values()) >= total else (middle, high)
     free, growth = batches(high * (1 + _FREE)), _MOST_GROWTH
     while sum(min(b, growth * uniform[i].batch_size) for i, b in free.items()) < total:
         growth *= 2
