@@ -3,40 +3,45 @@
 from __future__ import annotations
 
 import pytest
-from split_lab import CUTS, MODELS, model_plan, named_model, near, run, trained
-
-ONE_CLIENT = ["split-learning", "splitfed-v1", "splitfed-v2", "parallel-split"]
-OPTIMISERS = {
-    "sgd": {},
-    "momentum": {"momentum": 0.9, "nesterov": True, "weight_decay": 1e-3, "schedule": "cosine"},
-    "adam": {"optimizer": "adam", "learning_rate": 0.01},
-}
+from split_lab import (
+    BLOCKS,
+    MODELS,
+    OPTIMISERS,
+    OWN_CUTS,
+    cuts_of,
+    each_its_cut,
+    model_plan,
+    near,
+    one_client_cases,
+    run,
+    trained,
+    unsplit_by_one_client,
+    with_cuts,
+)
+from toy import Watcher
 
 
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize(("name", "cut"), CUTS)
-def test_split_learning_is_unsplit_training(name, cut, optimiser):
-    plan = model_plan("split-learning", name, cut=cut, train=OPTIMISERS[optimiser])
-    assert near(run(plan).results[0], trained(plan, [(1, k) for k in range(6)]))
+@pytest.mark.parametrize(("method", "name"), one_client_cases())
+def test_one_client_is_unsplit_training_at_every_cut(method, name, optimiser):
+    for settings in cuts_of(method, name):
+        plan = model_plan(method, name, train=OPTIMISERS[optimiser], **settings)
+        assert near(run(plan).results[0], unsplit_by_one_client(plan)), settings
 
 
-@pytest.mark.parametrize("name", [name for name in MODELS if len(named_model(name)[0].blocks) > 2])
 @pytest.mark.parametrize("optimiser", OPTIMISERS)
-def test_the_u_shape_is_unsplit_training_at_every_pair_of_cuts(name, optimiser):
-    blocks = len(named_model(name)[0].blocks)
-    for cut in range(1, blocks - 1):
-        for head in range(1, blocks - cut):
-            plan = model_plan(
-                "split-learning-u", name, cut=cut, head_blocks=head, train=OPTIMISERS[optimiser]
-            )
-            assert near(run(plan).results[0], trained(plan, [(1, k) for k in range(6)])), (cut, head)
-
-
-@pytest.mark.parametrize("method", ONE_CLIENT)
-@pytest.mark.parametrize("name", ["mlp", "cnn", "resnet-batch", "char-lstm"])
-def test_one_client_is_unsplit_sgd_in_every_method(method, name):
-    plan = model_plan(method, name, cut=1)
-    assert near(run(plan).results[0], trained(plan, [(1, k) for k in range(6)]))
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("method", OWN_CUTS)
+def test_with_a_client_at_each_cut_a_round_is_that_of_whole_models(method, name, optimiser, monkeypatch):
+    """The first client is cut after the first block, the last one holds the whole model."""
+    cuts = list(range(1, BLOCKS[name] + 1))
+    with_cuts(method, cuts, monkeypatch)
+    plan, watcher = model_plan(method, name, len(cuts), train=OPTIMISERS[optimiser]), Watcher()
+    w, fronts = each_its_cut(plan, cuts, personal=method == "hsfl")
+    assert near(run(plan, watcher).results[0], w)
+    if method == "hsfl":
+        found = {node: model for node, _, _, model in watcher.models if node}
+        assert all(near(found[k], front) for k, front in fronts.items())
 
 
 @pytest.mark.parametrize("method", ["split-learning", "split-learning-u"])

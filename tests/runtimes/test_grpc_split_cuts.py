@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
+from process_pair import ProcessPair, Recorder
 from small import small_plan
-from toy import Watcher, access
+from toy import access
 
 sys.path.insert(0, str(Path(__file__).parent.parent / "methods"))
-from split_lab import CUTS, MODELS, model_plan, named_model, near, trained
+from split_lab import (
+    BLOCKS,
+    MODELS,
+    OPTIMISERS,
+    OWN_CUTS,
+    cuts_of,
+    each_its_cut,
+    model_plan,
+    near,
+    one_client_cases,
+    unsplit_by_one_client,
+    with_cuts,
+    without_keys,
+)
 from test_methods_dapple import unsplit
 
 from edgefl.experiment.config import load_experiment
@@ -19,42 +33,65 @@ from edgefl.experiment.runner import run_experiment
 from edgefl.learning.executors import Inline
 from edgefl.runtimes.grpc.local import run_here
 
-QUICK = [(name, cut) for name, cut in CUTS if name == "mlp"]
-OTHERS = [pytest.param(name, cut, marks=pytest.mark.slow) for name, cut in CUTS if name != "mlp"]
+BOTH = ("momentum", "adam")
+SIZES = [pytest.param(name, marks=() if name == "mlp" else pytest.mark.slow) for name in MODELS]
+CASES = [
+    pytest.param(method, name, marks=() if name == "mlp" else pytest.mark.slow)
+    for method, name in one_client_cases()
+]
 
 
-class Recorder(Watcher):
-    """An observer of a process: it has nothing to tell the others."""
-
-    def export(self) -> dict[str, Any]:
-        return {}
-
-    def merge(self, rows: dict[str, Any]) -> None:
-        """Nothing to take in."""
+@pytest.fixture(scope="module")
+def pair() -> Iterator[ProcessPair]:
+    """Two processes for all of these runs."""
+    found = ProcessPair()
+    yield found
+    found.close()
 
 
-def over_grpc(plan: Any) -> Any:
-    """All nodes in this process, each behind a port of its own: their results by node."""
-    observers = [Recorder() for _ in plan.nodes]
-    outcome = run_here(plan, observers, Inline(plan.learner), run_id="cuts", digest="cuts")
-    return {node: parameters for node, (_, _, parameters) in outcome.last_models.items()} | outcome.results
+@pytest.mark.parametrize("optimiser", BOTH)
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_over_grpc_one_client_is_unsplit_training_at_every_cut(pair, method, name, optimiser):
+    for settings in cuts_of(method, name):
+        recipe = {"method": method, "name": name, "train": OPTIMISERS[optimiser], **settings}
+        assert near(pair.run(recipe)[0], unsplit_by_one_client(model_plan(**recipe))), settings
 
 
-@pytest.mark.parametrize(("name", "cut"), [*QUICK, *OTHERS])
-def test_split_learning_over_grpc_is_unsplit_training_at_every_cut(name, cut):
-    """Momentum on both sides, handed over from turn to turn."""
-    plan = model_plan("split-learning", name, cut=cut, train={"momentum": 0.9, "weight_decay": 1e-3})
-    assert near(over_grpc(plan)[0], trained(plan, [(1, k) for k in range(6)]))
+@pytest.mark.parametrize("optimiser", BOTH)
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("method", OWN_CUTS)
+def test_over_grpc_with_a_client_at_each_cut_a_round_is_that_of_whole_models(
+    pair, method, name, optimiser, monkeypatch
+):
+    """The server's process alone plans; all clients are in the other one."""
+    cuts = list(range(1, BLOCKS[name] + 1))
+    with_cuts(method, cuts, monkeypatch)
+    recipe = {"method": method, "name": name, "num_clients": len(cuts), "train": OPTIMISERS[optimiser]}
+    w, fronts = each_its_cut(model_plan(**recipe), cuts, personal=method == "hsfl")
+    found = pair.run(recipe)
+    assert near(found[0], w)
+    if method == "hsfl":
+        assert all(near(found[k], front) for k, front in fronts.items())
 
 
-@pytest.mark.parametrize(
-    ("name", "cut"), [*QUICK, *(case for case in OTHERS if "batch" not in str(case.values[0]))]
-)
-def test_a_pipeline_over_grpc_is_unsplit_training_at_every_cut(name, cut):
-    blocks = len(named_model(name)[0].blocks)
-    plan = model_plan("dapple", name, 2, stages=((cut, 1), (blocks, 1)), train={"momentum": 0.9})
-    results = over_grpc(plan)
-    assert near(plan.learner.model.join(results[0], results[1]), unsplit(plan, 6))
+@pytest.mark.parametrize("optimiser", BOTH)
+@pytest.mark.parametrize("name", [p for p in SIZES if "batch" not in str(p.values[0])])
+@pytest.mark.parametrize("method", ["dapple", "gpipe"])
+def test_over_grpc_a_pipeline_is_unsplit_training_at_every_cut(pair, method, name, optimiser):
+    """Two stages with each of the cuts between them, and a stage for every block."""
+    blocks = BLOCKS[name]
+    pipelines = [((cut, 1), (blocks, 1)) for cut in range(1, blocks)]
+    for stages in (*pipelines, tuple((block, 1) for block in range(1, blocks + 1))):
+        recipe = {
+            "method": method, "name": name, "num_clients": len(stages), "stages": stages,
+            "train": OPTIMISERS[optimiser],
+        }  # fmt: skip
+        plan = model_plan(**recipe)
+        results = pair.run(recipe)
+        whole, expected = plan.learner.model.join(*(results[s] for s in range(len(stages)))), unsplit(plan, 6)
+        if optimiser == "adam":
+            whole, expected = without_keys(whole), without_keys(expected)
+        assert near(whole, expected), stages
 
 
 def test_the_lead_waits_for_the_last_model_on_a_slow_line():
@@ -67,14 +104,6 @@ def test_the_lead_waits_for_the_last_model_on_a_slow_line():
     outcome = run_here(plan, observers, Inline(plan.learner), run_id="last", digest="last", emulate=True)
     assert outcome.last_models[1][1] == 1
     assert outcome.last_models[1][2].layout == plan.learner.model.stage(1, 3).layout
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["splitfed-v1", "splitfed-v2", "parallel-split", "split-learning-u"])
-@pytest.mark.parametrize("name", [name for name in MODELS if len(named_model(name)[0].blocks) > 2])
-def test_every_method_over_grpc_with_one_client_is_unsplit_sgd(method, name):
-    plan = model_plan(method, name, cut=1)
-    assert near(over_grpc(plan)[0], trained(plan, [(1, k) for k in range(6)]))
 
 
 DIGITS, TEXT = (
