@@ -23,20 +23,11 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.cuts import CutConfig, Link, SmashedData, SmashedGradient
+from edgefl.patterns.fronts import Front, FrontBack, serve_turns, shared_front
+from edgefl.patterns.rears import begin_turn, mean_of_turns
 from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
-from edgefl.patterns.split import (
-    CutConfig,
-    Front,
-    FrontBack,
-    Link,
-    SmashedData,
-    SmashedGradient,
-    begin_turn,
-    mean_of_turns,
-    serve_turns,
-    shared_front,
-)
 from edgefl.planning.assign import SplitFleet, edgesplit_plan, refuse_unfit
 from edgefl.planning.memory import needs_with_planned_cuts
 

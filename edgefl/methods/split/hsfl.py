@@ -23,24 +23,11 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Gone, Message, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.cuts import CutConfig, Link, Part, SmashedData, SmashedGradient, mean_of
+from edgefl.patterns.fronts import Front, FrontBack, FrontTurn, serve_turns
+from edgefl.patterns.rears import RearTurn, Served, finished, mean_rears
 from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
-from edgefl.patterns.split import (
-    CutConfig,
-    Front,
-    FrontBack,
-    FrontTurn,
-    Link,
-    Part,
-    RearTurn,
-    Served,
-    SmashedData,
-    SmashedGradient,
-    finished,
-    mean_of,
-    mean_rears,
-    serve_turns,
-)
 from edgefl.planning.assign import SplitFleet, hsfl_plan, refuse_unfit_hsfl
 from edgefl.planning.hsfl import HSFLPlan
 from edgefl.planning.memory import needs_with_planned_cuts

@@ -17,19 +17,11 @@ from pydantic import Field
 from edgefl.methods.split.hsfl import HSFLConfig
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.cuts import Link, SmashedData, SmashedGradient
+from edgefl.patterns.fronts import Front, FrontBack, serve_turns, shared_front
+from edgefl.patterns.rears import begin_turn, mean_of_turns
 from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
-from edgefl.patterns.split import (
-    Front,
-    FrontBack,
-    Link,
-    SmashedData,
-    SmashedGradient,
-    begin_turn,
-    mean_of_turns,
-    serve_turns,
-    shared_front,
-)
 from edgefl.planning.assign import SplitFleet, hsfl_plan, refuse_unfit_hsfl
 from edgefl.planning.hsfl import HSFLPlan
 from edgefl.planning.memory import needs_with_planned_cuts

@@ -17,11 +17,7 @@ import torch
 from edgefl.learning.work import StageBackward, StageGradient
 from edgefl.nodes import Back, Faults, Gone, Method, Node
 from edgefl.parameters import Vector, WeightedMean
-from edgefl.patterns.reports import FINITE, answers
-from edgefl.patterns.rounds import somebody_alive
-from edgefl.patterns.split import (
-    Front,
-    FrontBack,
+from edgefl.patterns.cuts import (
     Link,
     OneCutConfig,
     Part,
@@ -29,9 +25,10 @@ from edgefl.patterns.split import (
     SmashedGradient,
     mean_of,
     received_labels,
-    serve_turns,
-    shared_front,
 )
+from edgefl.patterns.fronts import Front, FrontBack, serve_turns, shared_front
+from edgefl.patterns.reports import FINITE, answers
+from edgefl.patterns.rounds import somebody_alive
 from edgefl.planning.memory import needs_with_a_union
 from edgefl.planning.split import refuse_impossible_cut
 

@@ -30,7 +30,7 @@ from edgefl.methods.split.pipeline_messages import (
 from edgefl.nodes import Back, Gone, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import ring_all_reduce
-from edgefl.patterns.split import Across, Link, Part
+from edgefl.patterns.cuts import Across, Link, Part
 from edgefl.planning.pipeline import PipelinePlan, Stage, overlaps
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from edgefl.nodes import Check, Message
 from edgefl.parameters import Vector
+from edgefl.patterns.cuts import Across
 from edgefl.patterns.reports import ALL_FINITE, answers
-from edgefl.patterns.split import Across
 
 Attempt = tuple[int, int]
 

@@ -16,21 +16,11 @@ from __future__ import annotations
 
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.cuts import Link, OneCutConfig, Part, SmashedData, SmashedGradient, mean_of
+from edgefl.patterns.fronts import Front, FrontBack, serve_turns, shared_front
+from edgefl.patterns.rears import RearTurn
 from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
-from edgefl.patterns.split import (
-    Front,
-    FrontBack,
-    Link,
-    OneCutConfig,
-    Part,
-    RearTurn,
-    SmashedData,
-    SmashedGradient,
-    mean_of,
-    serve_turns,
-    shared_front,
-)
 from edgefl.planning.memory import needs_with_one_rear
 from edgefl.planning.split import refuse_impossible_cut
 

@@ -25,9 +25,10 @@ from edgefl.methods.split.split_learning import SplitLearningConfig
 from edgefl.nodes import Back, Faults, Gone, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
+from edgefl.patterns.cuts import Across, Link, Part, mean_of
+from edgefl.patterns.fronts import serve_turns, steps_of
 from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
-from edgefl.patterns.split import Across, Link, Part, mean_of, serve_turns, steps_of
 from edgefl.planning.memory import needs_with_one_rear
 from edgefl.planning.split import refuse_clipping, refuse_too_large
 

@@ -14,20 +14,11 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
+from edgefl.patterns.cuts import Link, OneCutConfig, SmashedData, SmashedGradient
+from edgefl.patterns.fronts import Front, FrontBack, serve_turns, shared_front
+from edgefl.patterns.rears import begin_turn, mean_of_turns
 from edgefl.patterns.reports import FINITE, answers
 from edgefl.patterns.rounds import somebody_alive
-from edgefl.patterns.split import (
-    Front,
-    FrontBack,
-    Link,
-    OneCutConfig,
-    SmashedData,
-    SmashedGradient,
-    begin_turn,
-    mean_of_turns,
-    serve_turns,
-    shared_front,
-)
 from edgefl.planning.memory import needs_with_own_rears
 from edgefl.planning.split import refuse_impossible_cut
 
