@@ -1,26 +1,29 @@
 """Sites: a few learners on one fast network that take each step together, led by the lowest that lives.
 
 All learners of a site hold the same model. Per step each takes one mini-batch gradient, a ring all-reduce in
-ascending id brings the mean to all, and the head's order says what becomes of it. When a member is lost the
-survivors start the unfinished step anew from the head's model and state; a lost head is followed by the
-lowest survivor. Source: the two-level system of H-ADPSGD (https://arxiv.org/abs/1907.05701); what happens on
-a loss is our choice.
+ascending id brings the mean to all, and the head's order says what becomes of it. When a member is lost or
+returns (patterns/site_members.py) all start the unfinished step anew from the head's model and state; a lost
+head is followed by the member that has been there longest, the lowest of those who never left. Source: the
+two-level system of H-ADPSGD (https://arxiv.org/abs/1907.05701); losses and returns are our choice.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
 from edgefl.errors import PeerGone
 from edgefl.learning.work import Gradient, GradientResult
-from edgefl.nodes import Gone, Message, Node, Task
+from edgefl.nodes import Gone, Message, Node, Transfer
 from edgefl.parameters import Vector
 from edgefl.parameters.packing import pack, unpack
 from edgefl.patterns.all_reduce import ring_all_reduce
+from edgefl.patterns.farewell import patience_s
+from edgefl.patterns.site_members import NEWS, Members, Return
 
 State = tuple[Tensor, ...] | None
 
@@ -40,12 +43,15 @@ class Order(Message):
 
 @dataclass(frozen=True)
 class Sync(Message):
-    """After a loss, all that the head has: the site goes on with these members and the step that it names.
+    """After a loss or a return, all that the head has: the site goes on with these members, of these lives,
+    and the step that it names.
 
-    held: mean gradients that are held.
+    epoch: no other Sync has it. held: mean gradients that are held.
     """
 
+    epoch: int
     members: tuple[int, ...]
+    lives: tuple[int, ...]
     step: int
     parameters: Vector
     state: State
@@ -64,7 +70,7 @@ class End(Message):
     parameters: Vector | None
 
 
-MESSAGES = (Order, Sync, Done, End)
+MESSAGES = (Order, Sync, Done, End, Return)
 
 
 def site_of(node: int, size: int) -> int:
@@ -73,48 +79,58 @@ def site_of(node: int, size: int) -> int:
 
 
 class Site:
-    """One learner's share of its site: the model, the optimiser's state, and who is still there.
+    """One learner's share of its site: the model, the optimiser's state, and who is there.
 
-    step: mean gradients so far, and so the number of the next mini-batch. held: mean gradients that have
-    not been applied.
+    epoch: of the head's last word on who the members are, 0 before. step: mean gradients so far, and so the
+    number of the next mini-batch. held: mean gradients that have not been applied.
     """
 
     def __init__(self, node: Node, size: int) -> None:
+        """Goes on with what kept() gave, where that has been saved."""
         begin = site_of(node.id, size) * size
-        self.node, self.size = node, size
-        self.members: list[int] = list(range(begin, begin + size))
-        self.x: Vector = node.model.init()
-        self.state: State = node.optimizer.init(self.x.layout)
+        self.node = node
+        self.members = Members(node, list(range(begin, begin + size)))
         self.held: deque[GradientResult] = deque()
-        self.step = 0
+        self.epoch = self._epochs = 0
+        self._syncing: Transfer | None = None
+        saved: Mapping[str, Any] = node.saved or {"x": node.model.init(), "step": 0}
+        self.x: Vector = saved["x"]
+        self.step: int = saved["step"]
+        self.state: State = saved.get("state", node.optimizer.init(self.x.layout))
+        if node.life == 0 and node.saved is not None:  # it was interrupted, and everybody else with it
+            self.epoch, self._epochs = saved["epochs"]
+            self.members.ids, self.members.lives = list(saved["members"]), dict(saved["lives"])
+
+    def kept(self) -> dict[str, Any]:
+        """What to save while nothing is held."""
+        members = {"members": list(self.members.ids), "lives": dict(self.members.lives)}
+        epochs = (self.epoch, self._epochs)
+        return {"x": self.x, "state": self.state, "step": self.step, "epochs": epochs, **members}
 
     @property
     def others(self) -> list[int]:
-        return [j for j in self.members if j != self.node.id]
+        return self.members.others
 
     @property
     def leads(self) -> bool:
-        return self.members[0] == self.node.id
-
-    @property
-    def epoch(self) -> int:
-        return self.size - len(self.members)
+        return self.members.leads
 
     async def mean_gradient(self, x: Vector, k: int) -> GradientResult | None:
         """The mean of the members' gradients at x of their k-th mini-batches, weighted by batch size.
 
         loss: this learner's own. None where a member was lost; a child task, to be cancelled when one is.
         """
-        node = self.node
+        node, members = self.node, list(self.members.ids)
         assert node.data is not None
         r: GradientResult = await node.compute(Gradient(x, node.data, k, node.workload))
-        if len(self.members) == 1:
+        if len(members) == 1:
             return r
-        sizes = {j: node.fleet.workload(j).batch_size for j in self.members}
-        tag = (self.epoch << 40) + 2 * k  # even: other all-reduces may take odd ones
+        sizes = {j: node.fleet.workload(j).batch_size for j in members}
+        tag = (self.epoch << 32) + 2 * k  # even: other all-reduces may take odd ones
         try:
-            total = await ring_all_reduce(node, self.members, pack(r.gradient) * sizes[node.id], tag=tag)
-        except PeerGone:
+            total = await ring_all_reduce(node, members, pack(r.gradient) * sizes[node.id], tag=tag)
+        except PeerGone as gone:
+            self.members.lose(gone.node)
             return None
         return GradientResult(unpack(total / sum(sizes.values()), r.gradient), r.loss)
 
@@ -125,14 +141,12 @@ class Site:
         self.x, self.state = self.node.optimizer.step(self.x, G.gradient, self.state, number)
         return G
 
-    def regroup(self) -> bool:
-        """Leave out members that are gone; whether there were any."""
-        living = [j for j in self.members if j == self.node.id or self.node.fleet.alive(j)]
-        lost = len(living) < len(self.members)
-        self.members = living
-        return lost
-
     # --- the head's part ---------------------------------------------------------------------------------
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether the head has to say anew who the members are."""
+        return self.members.changed or bool(self.members.returned)
 
     def order(self, *, changed: bool) -> None:
         """Tell the others what became of the newest mean gradient; changed: and that x is not as theirs."""
@@ -141,22 +155,33 @@ class Site:
             self.node.send(self.others, Order(self.epoch, self.step - 1, bool(self.held), model))
 
     def sync(self) -> None:
-        """Give the survivors of a loss all that this head has."""
+        """Say who the members are now, and give them all that this head has."""
+        members = self.members
+        members.admit()
+        self._epochs += 1
+        self.epoch = int(self.node.rng("epoch", self.node.life, self._epochs).integers(1, 2**31))
         held = tuple(G.gradient for G in self.held)
+        lives = tuple(self.node.life if j == self.node.id else members.lives[j] for j in members.ids)
+        who = (self.epoch, tuple(members.ids), lives)
+        if self._syncing is not None:
+            self._syncing.cancel()  # whom it has not reached hears the newer word sooner
         if self.others:
-            self.node.send(self.others, Sync(tuple(self.members), self.step, self.x, self.state, held))
+            self._syncing = self.node.send(self.others, Sync(*who, self.step, self.x, self.state, held))
 
     async def end(self, *, changed: bool) -> None:
         """Wait until all others have carried out the last order, and let them go; changed: with this x."""
         waiting = set(self.others)
         while waiting:
-            m = await self.node.receive(Done, End, Gone, sender=self.others)
+            m = await self.node.receive(Done, End, *NEWS)
             if isinstance(m, End):  # an earlier head had come this far
                 changed = False
                 break
-            waiting.discard(m.sender)
-            if isinstance(m, Gone) and self.regroup():
+            if isinstance(m, Done):
+                waiting.discard(m.sender)
+            self.members.hear(m)
+            if self.unsettled:  # all carry out what is held, and say so again
                 self.sync()
+                waiting = set(self.others)
         if self.others:
             self.node.send(self.others, End(self.x if changed else None))
 
@@ -168,43 +193,62 @@ class Site:
         True: that is the end; False: the head is lost, and this learner takes its place.
         """
         node = self.node
-        while True:
-            if self.step >= last:
-                ended = await self._ended()
-                if ended or self.leads:
-                    return ended
-                continue
-            G = await self._mean_or_loss(node.start(self.mean_gradient(self.x, self.step)))
-            order = None if G is None else await self._ordered(G)
-            if G is not None and order is not None:
-                self._carry_out(order)
-                node.record(train_loss=G.loss)
-                node.publish(self.x, step=self.step)
-            elif await self._rejoined():
-                return False
+        while not self.leads:
+            if self.members.changed or self.step >= last:
+                if await self._let_go():
+                    return True
+            else:
+                G = await self._mean()
+                if G is not None and await self._ordered(G):
+                    node.record(train_loss=G.loss)
+                    node.publish(self.x, step=self.step)
+                    if not self.held:
+                        await node.save(**self.kept())
+        return False
 
     async def model_of_step(self, k: int) -> Vector:
         """The head's model after step k. Raises PeerGone when the head is lost."""
-        m = await self.node.receive(Order, Gone, sender=self.members[0], epoch=self.epoch, step=k)
+        head = self.members.ids[0]
+        m = await self.node.receive(Order, Gone, sender=head, epoch=self.epoch, step=k)
         if not isinstance(m, Order) or m.parameters is None:
-            raise PeerGone(self.members[0])
+            raise PeerGone(head)
         return m.parameters
 
-    async def _mean_or_loss(self, computing: Task[GradientResult | None]) -> GradientResult | None:
-        m = await self.node.first(computing, self.node.receive(Gone, sender=self.others))
-        if m is not computing:
-            computing.cancel()
-            return None
-        value: GradientResult | None = computing.value
-        return value
+    def _hear(self, m: Message | None) -> bool:
+        """Take in a head's word or news of others; whether the site does not go on as it did."""
+        epoch = self.epoch
+        if isinstance(m, Sync) and self.members.counts(m, m.members, m.lives):
+            self._adopt(m)
+        self.members.hear(m)
+        return self.members.changed or self.epoch != epoch
 
-    async def _ordered(self, G: GradientResult) -> Order | None:
-        """Take in a mean gradient and wait for what becomes of it; None where a member was lost."""
+    async def _mean(self) -> GradientResult | None:
+        """The next mean gradient; None where the site does not go on as it did."""
+        computing = self.node.start(self.mean_gradient(self.x, self.step))
+        while True:
+            m = await self.node.first(computing, self.node.receive(Sync, *NEWS))
+            if m is computing:
+                value: GradientResult | None = computing.value
+                return value
+            if self._hear(m):
+                computing.cancel()
+                return None
+
+    async def _ordered(self, G: GradientResult) -> bool:
+        """Take in a mean gradient, and do with it what the head orders.
+
+        False: the site does not go on as it did.
+        """
         self.held.append(G)
         self.step += 1
-        fields = {"epoch": self.epoch, "step": self.step - 1}
-        m = await self.node.receive(Order, Gone, sender=self.others, **fields)
-        return m if isinstance(m, Order) else None
+        while True:
+            order = self.node.receive(Order, epoch=self.epoch, step=self.step - 1)
+            m = await self.node.first(order, self.node.receive(Sync, *NEWS))
+            if isinstance(m, Order):
+                self._carry_out(m)
+                return True
+            if self._hear(m):
+                return False
 
     def _carry_out(self, order: Order) -> None:
         while len(self.held) > order.hold:
@@ -212,52 +256,87 @@ class Site:
         if order.parameters is not None:
             self.x = order.parameters
 
-    async def _rejoined(self) -> bool:
-        """After a loss, take over what the head has. True: this learner is the head itself."""
-        await self.node.receive(Gone, sender=self.others)
-        while True:
-            self.regroup()
-            if self.leads:
-                return True
-            m = await self.node.receive(Sync, Gone, sender=self.others)
-            if isinstance(m, Sync) and len(m.members) <= len(self.members):
-                self._adopt(m)
-                return False
-
     def _adopt(self, m: Sync) -> None:
-        self.members = list(m.members)
-        self.x, self.state, self.step = m.parameters, m.state, m.step
+        self.members.adopt(m.members, m.lives)
+        self.epoch, self.step = m.epoch, m.step
+        self.x, self.state = m.parameters, m.state
         self.held = deque(GradientResult(gradient, 0.0) for gradient in m.held)
 
-    async def _ended(self) -> bool:
-        """Say that the last order is carried out, until the head lets go. False: a loss, and a new beginning.
+    async def _let_go(self) -> bool:
+        """Say that the last order is carried out, until the head lets go. False: a loss or a return.
 
-        Whoever is let go tells the others: should the head be lost just now, nobody waits for who has left.
+        After a loss wait for what the new head says. Whoever is let go tells the others: should the head be
+        lost just now, nobody waits for who has left.
         """
-        node = self.node
-        while self.held:
-            self.apply_next()
-        while not self.leads:
-            head = self.members[0]
-            node.send(head, Done())
-            m = await node.receive(End, Sync, Gone, sender=head)
+        head = self.members.ids[0]
+        if not self.members.changed:
+            while self.held:
+                self.apply_next()
+            self.node.send(head, Done())
+        while True:
+            end = self.node.receive(End, sender=head)
+            m = await self.node.first(end, self.node.receive(Sync, *NEWS))
             if isinstance(m, End):
-                if m.parameters is not None:
-                    self.x = m.parameters
-                    node.publish(self.x, step=self.step)
-                node.send(self.others, End(None))
+                self._end_with(m)
                 return True
-            if isinstance(m, Sync):
-                self._adopt(m)
+            if self._hear(m):
                 return False
-            self.regroup()
+
+    def _end_with(self, m: End) -> None:
+        if m.parameters is not None:
+            self.x = m.parameters
+            self.node.publish(self.x, step=self.step)
+        self.node.send(self.others, End(None))
+
+    # --- after a return -------------------------------------------------------------------------------------
+
+    async def come_back(self) -> bool:
+        """After a return: be taken in again, or lead who stands outside as well. True: the site has ended."""
+        node, members = self.node, self.members
+        most = 4 * len(members.lives)  # a head gives all that it has to each
+        members.ids = []
+        node.send(members.living(), Return(self.step, True))
+        told: dict[int, int] = {}  # lives of others that know that this one stands outside
+        outside: dict[int, int] = {}  # steps of others, who said so when they knew
+        while not self._begins(outside):
+            m = await node.receive(End, Sync, *NEWS, timeout_s=patience_s(node, most))
+            if m is None:
+                node.send(members.living(), Return(self.step, False))
+                members.go_alone()
+                return False
+            if isinstance(m, End) and m.sender in members.lives:
+                self._end_with(m)
+                return True
+            self._hear(m)
+            if members.ids:
+                return False
+            outside = {j: step for j, step in outside.items() if j in members.returned}
+            if not isinstance(m, Return) or m.sender not in members.returned:
+                continue
+            if told.get(m.sender) != m.life:
+                told[m.sender] = m.life
+                node.send(m.sender, Return(self.step, True, m.life))
+            if m.asked == node.life:
+                outside[m.sender] = m.step
+        members.ids, members.returned = [node.id], set(outside)
         return False
 
+    def _begins(self, outside: Mapping[int, int]) -> bool:
+        """Whether all who live stand outside, and this node is furthest of all, the lowest of several."""
+        living = self.members.living()
+        furthest = (self.step, -self.node.id)
+        return set(living) <= outside.keys() and all((outside[j], -j) < furthest for j in living)
 
-def heads(node: Node, sites: Sequence[int], size: int) -> list[int]:
-    """The lowest living learner of each of `sites`, where there is one."""
+
+def heads(
+    node: Node, sites: Sequence[int], size: int, left: Container[int], known: Mapping[int, int]
+) -> list[int]:
+    """The head of each of `sites`, where there is one.
+
+    left: who is not to be asked. known: heads by site, as last heard; others are the lowest that live.
+    """
     found = []
     for s in sites:
-        living = [j for j in range(s * size, (s + 1) * size) if node.fleet.alive(j)]
-        found += living[:1]
+        living = [j for j in range(s * size, (s + 1) * size) if j not in left and node.fleet.alive(j)]
+        found += [known[s]] if known.get(s) in living else living[:1]
     return found

@@ -211,7 +211,7 @@ def test_gradients_stay_on_the_local_network_and_an_exchange_costs_two_models(G)
     assert payload(outcome, "Order", "End") % d == 0 and payload(outcome, "Sync") == 0
     table = outcome.traffic.table
     between = {kind for i, j, kind in table if i // G != j // G}
-    assert between <= {"Ask", "Reply", "Finished"}
+    assert between <= {"Ask", "Reply", "Finished", "Leaving"}
 
 
 def gradients_per_step_time(method, slow, **config):
@@ -300,6 +300,54 @@ def test_the_survivors_take_the_mean_over_themselves():
     large = [union(batches(plan, i, [k])[0] for i in (0, 2)) for k in range(5)]
     for i in (0, 2):
         assert torch.allclose(outcome.results[i].values, sgd(plan, large), rtol=0, atol=1e-6)
+
+
+def returning(plan, crashes, watcher=None, whole_s=1.0):
+    faults = FaultPlan(crashes=tuple(crashes), detect_s=0.01 * whole_s, compute_jitter=0.4)
+    return run_small("h-adpsgd", 8, watcher=watcher, **plan | {"faults": faults})
+
+
+RETURNS = {
+    "rounds": 20,
+    "learners_per_site": 4,
+    "access": LINKS,
+    "faults": UNEVEN,
+    "train": {"momentum": 0.5},
+}
+
+
+@pytest.mark.parametrize("away", [(1,), (0,), (0, 1), (5, 6), (0, 1, 2, 3), (4, 7, 1)])
+@pytest.mark.parametrize("share", [0.1, 0.5])
+@pytest.mark.parametrize("down", [0.001, 0.05, 0.2])
+def test_who_returns_is_taken_in_again_and_ends_with_its_sites_model(away, share, down):
+    """Also a head, also a whole site, and whether or not anybody has noticed."""
+    whole_s = run_small("h-adpsgd", 8, **RETURNS).time_s
+    crashes = [Crash(j, share * whole_s * (1 + 0.01 * k), down * whole_s) for k, j in enumerate(away)]
+    watcher = Watcher()
+    outcome = returning(RETURNS, crashes, watcher, whole_s)
+    assert outcome.status == "finished" and set(outcome.results) == set(range(8))
+    steps = {node: step for node, _, step, _ in watcher.models}
+    assert steps == dict.fromkeys(range(8), 20)
+    for site in (0, 1):
+        models = [outcome.results[i] for i in range(4 * site, 4 * site + 4)]
+        assert all(x.equal(models[0]) for x in models)
+    if share == 0.1:  # after two gradients; later a site may have made its steps when somebody returns
+        trained = [sum(n == i and "train_loss" in m for n, _, m in watcher.metrics) for i in away]
+        assert min(trained) >= 8
+
+
+def test_sites_of_one_learner_return_as_in_ad_psgd():
+    """A passive and an active are away for a while: the same models at the same times."""
+    traces = []
+    for method, more in (("ad-psgd", {}), ("h-adpsgd", {"learners_per_site": 1})):
+        plan = {"rounds": 30, "access": LINKS, "train": {"momentum": 0.5}}
+        whole_s = run_small(method, 6, **plan, faults=UNEVEN, **more).time_s
+        crashes = (Crash(1, 0.2 * whole_s, 0.1 * whole_s), Crash(2, 0.4 * whole_s, 0.1 * whole_s))
+        faults = FaultPlan(crashes=crashes, detect_s=0.01 * whole_s, compute_jitter=0.4)
+        watcher = Watcher()
+        run_small(method, 6, watcher=watcher, **plan, faults=faults, **more)
+        traces.append([(n, t, k, v.values.numpy().tobytes()) for n, t, k, v in watcher.models])
+    assert len(traces[0]) > 180 and traces[0] == traces[1]
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

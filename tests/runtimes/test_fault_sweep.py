@@ -108,7 +108,7 @@ def test_a_hundred_runs_to_a_time_limit_stop_there(method):
     assert ended == {"stopped"}
 
 
-@pytest.mark.parametrize("method", ["h-adpsgd", "ring-allreduce"])
+@pytest.mark.parametrize("method", ["delay-by-one", "ring-allreduce"])
 def test_a_fault_that_a_method_does_not_outlive_ends_the_run_and_says_why(method):
     """A device that crashes and returns at once, where the method does not say that it outlives returns."""
     reasons = set()

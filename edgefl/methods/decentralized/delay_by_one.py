@@ -29,7 +29,7 @@ async def learner(node: Node) -> Vector:
             mean = await all_reduce_mean(node, heads, site.x, tag=2 * k + 1)
         r: GradientResult | None = await computing
         if r is None:
-            raise PeerGone(site.members[0])
+            raise PeerGone(site.members.lost)
         if site.leads:
             site.x, site.state = node.optimizer.step(mean, r.gradient, site.state, k)
             site.step = k + 1

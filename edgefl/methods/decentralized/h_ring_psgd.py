@@ -54,7 +54,7 @@ async def learner(node: Node) -> Vector:
             mixed = await _mixed(node, site.x, k, newest)
         G: GradientResult | None = await computing
         if G is None:
-            raise PeerGone(site.members[0])
+            raise PeerGone(site.members.lost)
         if site.leads:
             site.x, site.state = node.optimizer.step(mixed, G.gradient, site.state, k)
             site.step = k + 1
