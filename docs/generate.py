@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import sys
 import textwrap
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args, get_origin
 
@@ -234,7 +234,8 @@ def devices_page() -> str:
         "# Devices and links",
         "",
         "Figures are sustained rates in training, not peaks, and most are derived from published ones: the "
-        "last column says how. Where you have a board, [measure it](../how-to/device-profile.md).",
+        "last column says how, and [what they rest on](#what-the-figures-of-devices-rest-on) where it can be "
+        "read. Where you have a board, [measure it](../how-to/device-profile.md).",
         "",
         "## Devices",
         "",
@@ -252,6 +253,10 @@ def devices_page() -> str:
             devices,
         ),
         "",
+        "## What the figures of devices rest on",
+        "",
+        *source_lines(catalog()),
+        "",
         section("A device profile", DeviceProfile),
         "## Link classes",
         "",
@@ -262,9 +267,27 @@ def devices_page() -> str:
             ("name", "Mbit/s up", "Mbit/s down", "latency ms", "jitter", "loss", "source"), classes
         ),
         "",
+        "## What the figures of links rest on",
+        "",
+        *source_lines(links()),
+        "",
         section("A link", Access),
     ]
     return "\n".join(lines)
+
+
+def source_lines(entries: Mapping[str, DeviceProfile] | Mapping[str, Access]) -> Iterator[str]:
+    """A list of a catalog's sources, entry by entry."""
+    yield "*Not verified*: cited as its publisher names it, but nobody has read it for this catalog."
+    for name, entry in entries.items():
+        yield ""
+        yield f"`{name}`"
+        yield ""
+        for source in entry.sources:
+            figures = ", ".join(f"`{figure}`" for figure in source.figures)
+            doubt = "" if source.verified or source.url is None else " (*not verified*)"
+            where = "" if source.url is None else f": <{source.url}>"
+            yield f"- {figures}: {source.says}{doubt}{where}"
 
 
 def watts(device: DeviceProfile) -> str:

@@ -302,12 +302,21 @@ def _prediction(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     """What virtual time says of a run on the wall clock, beside what was measured."""
     if found is None or "failed" in found:
         return
-    for word, key, shown in (
-        ("a round: measured, predicted", "round_s", seconds),
-        ("sent in a round", "sent_bytes", lambda value: scaled(value, "B")),
-    ):
-        measured, foreseen = found[key]["measured"], found[key]["predicted"]
-        yield word, f"{shown(measured)}, {shown(foreseen)} ({error(measured, foreseen)})"
+    measured, foreseen = found["round_s"]["measured"], found["round_s"]["predicted"]
+    if found["same_devices"]:
+        yield (
+            "a round: measured, predicted",
+            f"{seconds(measured)}, {seconds(foreseen)} ({error(measured, foreseen)})",
+        )
+    else:
+        yield (
+            "a round, on this machine",
+            f"{seconds(measured)}: not slowed to the file's devices (execution.emulate)",
+        )
+        yield "a round, on the file's devices", f"{seconds(foreseen)} in virtual time"
+    measured, foreseen = found["sent_bytes"]["measured"], found["sent_bytes"]["predicted"]
+    shown = f"{scaled(measured, 'B')}, {scaled(foreseen, 'B')} ({error(measured, foreseen)})"
+    yield "sent in a round: measured, predicted", shown
 
 
 def comparison_table(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], word: str) -> Table:
@@ -351,6 +360,37 @@ def _missed(time_s: float | None) -> str:
 
 def _bytes(summary: Mapping[str, Any], key: str) -> str:
     return scaled(summary.get(key), "B")
+
+
+def link_table(classes: Iterable[Mapping[str, Any]]) -> Table:
+    """The figures of link classes."""
+    headers = ("link", "up", "down", "latency, one way", "jitter", "loss", "source")
+    rows = [
+        (
+            c["name"],
+            scaled(c["up_bytes_per_s"], "B/s"),
+            scaled(c["down_bytes_per_s"], "B/s"),
+            seconds(c["latency_s"]),
+            number(c["jitter"]),
+            number(c["loss"], 4),
+            c["source"],
+        )
+        for c in classes
+    ]
+    return table(headers, rows, right=range(1, 6))
+
+
+def source_table(sources: Iterable[Mapping[str, Any]]) -> Table:
+    """Where the figures of one entry of a catalog come from."""
+    rows = [
+        (", ".join(s["figures"]), s["says"], NONE if s["url"] is None else _checked(s), s["url"] or NONE)
+        for s in sources
+    ]
+    return table(("figures", "what is said of them", "read there", "where"), rows)
+
+
+def _checked(source: Mapping[str, Any]) -> str:
+    return "yes" if source["verified"] else "not verified"
 
 
 def device_table(profiles: Iterable[Mapping[str, Any]]) -> Table:

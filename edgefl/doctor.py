@@ -59,7 +59,7 @@ def examine(addresses: Sequence[str] = (), runs: Path = Path("runs")) -> Iterato
         lambda: check_native("grpc", GRPC, "pip install --force-reinstall --only-binary :all: grpcio"),
         check_processors,
         check_memory,
-        lambda: check_writable("home", _cache(), "set HOME or XDG_CACHE_HOME to a folder you may write to"),
+        check_home,
         lambda: check_writable("runs", runs, "name another folder with --out"),
         lambda: check_disk(runs),
     )
@@ -134,6 +134,15 @@ def _container_limits() -> Iterator[int]:
 def _cache() -> Path:
     """Where downloaded data is kept (`edgefl.data.download.cache_folder`, without importing it)."""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+
+
+def check_home() -> Finding:
+    """Whether downloaded data can be kept."""
+    advice = "set HOME or XDG_CACHE_HOME to a folder you may write to"
+    try:
+        return check_writable("home", _cache(), advice)
+    except RuntimeError as error:
+        return Finding("home", "warn", str(error), advice)
 
 
 def check_writable(name: str, folder: Path, advice: str) -> Finding:

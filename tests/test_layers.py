@@ -13,7 +13,7 @@ PACKAGE = ROOT / "edgefl"
 
 # Ground floor first. A room imports from lower floors only; two rooms of one floor do not import each other.
 FLOORS = (
-    ("errors", "keyed", "allocator"),
+    ("errors", "keyed", "allocator", "sources", "whole"),
     ("parameters", "network"),
     ("devices", "data", "messages"),
     ("learning",),

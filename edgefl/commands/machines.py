@@ -52,18 +52,43 @@ def _words(value: object) -> str:
     return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-@command
-def devices(as_json: Json = False) -> None:
-    """List the devices of the catalog with their figures."""
-    from edgefl.devices import catalog
+Entry = Annotated[
+    str | None, typer.Argument(metavar="NAME", help="Show this one, with the sources of its figures.")
+]
 
-    profiles = [profile.model_dump() for profile in catalog().values()]
+
+@command
+def devices(name: Entry = None, as_json: Json = False) -> None:
+    """List the devices of the catalog with their figures; or show one, with where they come from."""
+    from edgefl.devices import catalog, device
+
+    profiles = [p.model_dump() for p in (catalog().values() if name is None else [device(name, "NAME")])]
     if as_json:
         emit(*profiles)
         return
-    from edgefl.console import device_table
+    from edgefl.console import device_table, source_table
 
     show(device_table(profiles))
+    if name is not None:
+        show(source_table(profiles[0]["sources"]))
+        typer.echo(profiles[0]["source"])
+
+
+@command
+def links(name: Entry = None, as_json: Json = False) -> None:
+    """List the classes of access links with their figures; or show one, with where they come from."""
+    from edgefl.network.links import link
+    from edgefl.network.links import links as catalog
+
+    classes = [a.model_dump() for a in (catalog().values() if name is None else [link(name, "NAME")])]
+    if as_json:
+        emit(*classes)
+        return
+    from edgefl.console import link_table, source_table
+
+    show(link_table(classes))
+    if name is not None:
+        show(source_table(classes[0]["sources"]))
 
 
 @command
@@ -125,7 +150,9 @@ def node(
 
     from edgefl.console import RunView, run_table
     from edgefl.experiment.local import run_node
+    from edgefl.experiment.orphans import end_with_parent
 
+    end_with_parent()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     view = None if silent(as_json, quiet) or not sys.stderr.isatty() else RunView(errors())
     result = run_node(fleet, number, out=out, state=state, listen=listen, grace_s=grace, progress=view)

@@ -18,8 +18,12 @@ CHUNK_BYTES = 1 << 20
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/edgefl, or ~/.cache/edgefl."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgefl"
+    """$XDG_CACHE_HOME/edgefl, or ~/.cache/edgefl. Raises ConfigError where the user has no home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "edgefl"
+    except RuntimeError as error:
+        accepted = "a folder for what is downloaded: set HOME or XDG_CACHE_HOME, or give data.folder"
+        raise ConfigError("HOME", None, accepted) from error
 
 
 def download(url: str, md5: str, target: Path, key: str) -> Path:

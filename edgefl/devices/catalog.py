@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from edgefl.devices.profile import DeviceProfile
 from edgefl.errors import ConfigError, first_problem, nearest
+from edgefl.sources import with_common
 
 KEY = "fleet.devices"
 ALIASES = {
@@ -36,7 +37,9 @@ ALIASES = {
 @lru_cache(maxsize=1)
 def _profiles() -> dict[str, DeviceProfile]:
     text = files("edgefl.devices").joinpath("catalog.toml").read_text(encoding="utf-8")
-    return {name: DeviceProfile(name=name, **table) for name, table in tomllib.loads(text).items()}
+    tables = tomllib.loads(text)
+    common = tables.pop("common")["sources"]
+    return {name: DeviceProfile(name=name, **with_common(table, common)) for name, table in tables.items()}
 
 
 def catalog() -> dict[str, DeviceProfile]:

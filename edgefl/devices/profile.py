@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from edgefl.devices.kernels import Kernels
+from edgefl.sources import Source
 
 
 class DeviceProfile(BaseModel):
@@ -44,7 +45,9 @@ class DeviceProfile(BaseModel):
     machine: dict[str, Any] = Field(default_factory=dict)
     """What the profiler found beside: board, system, rates, load, and what is not offered. For people."""
     source: str = ""
-    """Where the figures come from."""
+    """Where the figures come from, in one line."""
+    sources: tuple[Source, ...] = ()
+    """Where it can be read, figure by figure."""
 
     @model_validator(mode="after")
     def _consistent(self) -> DeviceProfile:

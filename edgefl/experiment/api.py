@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from edgefl.experiment.toml import literal
 
 
 def run(
-    experiment: str | Path | Experiment,
+    experiment: str | Path | Mapping[str, Any] | Experiment,
     *,
     method: str | None = None,
     seed: int | None = None,
@@ -26,7 +27,7 @@ def run(
     progress: Progress | None = None,
     **settings: Any,
 ) -> Run:
-    """Run an experiment file, or an Experiment, and return its results.
+    """Run an experiment file, its tables as a dictionary, or an Experiment, and return its results.
 
     settings: other keys of the file, with two underscores for a dot: train__learning_rate=0.05.
     Raises ConfigError and RunError as run_experiment does.
@@ -35,7 +36,7 @@ def run(
     if isinstance(experiment, Experiment):
         if overrides or smoke or method is not None or seed is not None:
             raise ConfigError(
-                "experiment", experiment.name, "settings are changed where a file is given by its path"
+                "experiment", experiment.name, "settings are changed where a file or its tables are given"
             )
         chosen = experiment
     else:
@@ -57,4 +58,13 @@ def check(
 
 
 def _overrides(settings: dict[str, Any]) -> list[str]:
-    return [f"{key.replace('__', '.')}={literal(value)}" for key, value in settings.items()]
+    overrides = []
+    for key, value in settings.items():
+        name = key.replace("__", ".")
+        try:
+            overrides.append(f"{name}={literal(value)}")
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ConfigError(
+                name, value, "a text, a number, a truth value, a list or a dictionary"
+            ) from error
+    return overrides

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgefl.errors import ConfigError
 from edgefl.experiment.batch import BatchProgress, Job, Result, done_before, processors, run_jobs
@@ -16,7 +17,7 @@ from edgefl.experiment.folder import alone
 
 
 def compare(
-    experiment_path: str | Path,
+    experiment: str | Path | Mapping[str, Any],
     methods: Sequence[str],
     seeds: Sequence[int] = (),
     jobs: int | None = None,
@@ -28,6 +29,7 @@ def compare(
 ) -> Comparison:
     """Run each method with each seed on the same experiment; returns how they did beside each other.
 
+    experiment: a file's path, or its tables as a dictionary.
     methods: names or .py files. seeds: default, the file's own. jobs: processes at a time, default one per
     processor. out: the folder of the comparison, default runs/DATE-NAME-compare; when it holds one already,
     finished runs of it are kept and the rest is done. A run that fails is in `failures`, the others go on.
@@ -37,11 +39,11 @@ def compare(
         raise ConfigError("--methods", "", "at least one method")
     planned = []
     for name in methods:
-        first = load_experiment(experiment_path, overrides, smoke=smoke, method=name)
+        first = load_experiment(experiment, overrides, smoke=smoke, method=name)
         build(first)  # what cannot be is refused here, before anything starts
         variant = first.method.method.name
-        for experiment in with_seeds(first, seeds):
-            planned.append(Job(f"{variant}-{experiment.seed}", variant, experiment.seed, experiment))
+        for one in with_seeds(first, seeds):
+            planned.append(Job(f"{variant}-{one.seed}", variant, one.seed, one))
     return run_comparison("compare", planned, jobs, out, progress)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment.batch import DONE, Result, read_run
 from edgefl.experiment.statistics import mean_interval, ranks
 from edgefl.experiment.tables import RISING
+from edgefl.whole import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -86,7 +87,7 @@ class Comparison:
             {"label": r.label, "variant": r.variant, "seed": r.seed, "reason": r.reason} for r in self.results
         ]
         text = json.dumps({"schema": SCHEMA, "kind": self.kind, "runs": runs}, indent=1)
-        _write(self.folder / FILE, text + "\n")
+        write_whole(self.folder / FILE, text + "\n")
         _write_csv(self.folder / "runs.csv", [flat(summary) for summary in self.summaries])
         _write_csv(self.folder / "table.csv", self.rows)
 
@@ -197,16 +198,9 @@ def _frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     return pandas.DataFrame(rows)
 
 
-def _write(path: Path, text: str) -> None:
-    part = path.with_name(f".{path.name}.part")
-    part.write_text(text, encoding="utf-8")
-    os.replace(part, path)
-
-
 def _write_csv(path: Path, rows: Sequence[Mapping[str, Any]]) -> None:
-    part = path.with_name(f".{path.name}.part")
-    with part.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-    os.replace(part, path)
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, dict.fromkeys(key for row in rows for key in row), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    write_whole(path, text.getvalue())

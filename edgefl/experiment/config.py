@@ -106,26 +106,26 @@ class Experiment(Table):
 
 
 def load_experiment(
-    path: str | Path,
+    source: str | Path | Mapping[str, Any],
     overrides: Sequence[str] = (),
     *,
     smoke: bool = False,
     seed: int | None = None,
     method: str | None = None,
 ) -> Experiment:
-    """Read and check an experiment file.
+    """Read and check an experiment file, or the tables of one.
 
+    source: the file's path, or its tables as a dictionary, of which paths are those of the working directory.
     overrides: "a.b.c=VALUE", VALUE as in TOML, a bare word is a string. smoke: lay the [smoke] tables
     over the others. seed, method: in place of the file's. A relative path in the file is looked for
     beside the file first, then in the working directory.
     Raises ConfigError, in one line that names the key, the value, and what would be accepted.
     """
-    path = Path(path)
-    base = read_toml(path)
+    base, folder, default = _tables_of(source)
     overlay = base.pop("smoke", {})
     if not isinstance(overlay, dict):
         raise ConfigError("smoke", overlay, "a table of settings for quick runs")
-    base.setdefault("name", path.stem.encode(errors="replace").decode()[:MOST_LETTERS])
+    base.setdefault("name", default[:MOST_LETTERS])
 
     def resolved(tables: dict[str, Any]) -> Experiment:
         for text in overrides:
@@ -135,7 +135,7 @@ def load_experiment(
         if method is not None:
             given = tables.get("method", {})
             tables["method"] = {**(given if isinstance(given, dict) else {}), "name": method}
-        return parse_experiment(_anchored(tables, path.parent))
+        return parse_experiment(_anchored(tables, folder))
 
     quick = _overlaid(base, overlay)
     if smoke:
@@ -147,6 +147,17 @@ def load_experiment(
         except ConfigError as error:
             raise ConfigError(f"smoke.{error.key}", error.found, error.accepted) from error
     return experiment
+
+
+def _tables_of(source: object) -> tuple[dict[str, Any], Path, str]:
+    """The tables of a file or a dictionary, where its relative paths lead from, and what it is called."""
+    if isinstance(source, Mapping):
+        refuse_deep(source, "experiment", "a dictionary")
+        return _copied(source), Path(), "experiment"
+    if not isinstance(source, str | Path):
+        raise ConfigError("experiment", source, "a file's path, or its tables as a dictionary")
+    path = Path(source)
+    return read_toml(path), path.parent, path.stem.encode(errors="replace").decode()
 
 
 def parse_experiment(tables: Mapping[str, Any]) -> Experiment:

@@ -31,15 +31,21 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import time
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, TextIO
+from typing import Any, TextIO
 
 from edgefl.errors import ConfigError
+from edgefl.whole import replacing, write_whole
 
 SCHEMA = 1
 """Version of the folder's form; a reader refuses a newer one."""
+_GLANCE_S = 0.1
+"""More than a look at whether somebody is at work in a folder takes."""
+_BLOCK_BYTES = 512
+"""The unit in which a file's blocks are counted, whatever the file system's own."""
 COLUMNS = {
     "metrics": ("time_s", "node", "name", "value"),
     "curve": ("time_s", "step", "value", "loss", "worst_tenth", "best", "payload_bytes", "joules"),
@@ -80,11 +86,12 @@ class RunFolder:
             folder.write_text("experiment.toml", experiment_toml)
             folder.write_record(record)
             os.rename(draft, path)
-        except OSError as error:
+        except BaseException as error:
             shutil.rmtree(draft, ignore_errors=True)
-            raise ConfigError(
-                "--out", str(path), f"a folder that can be written ({error.strerror})"
-            ) from error
+            if not isinstance(error, OSError):
+                raise
+            accepted = f"a folder that can be written ({error.strerror})"
+            raise ConfigError("--out", str(path), accepted) from error
         return cls(path)
 
     @classmethod
@@ -126,26 +133,31 @@ class RunFolder:
 
     def write_record(self, record: Mapping[str, Any]) -> None:
         """Write run.json; what is no finite number becomes null."""
-        text = json.dumps(
-            _finite({"schema": SCHEMA, **record}), indent=2, ensure_ascii=False, allow_nan=False
-        )
-        self.write_text("run.json", text + "\n")
+        self.write_text("run.json", _record_text(record))
+
+    def overwrite_record(self, record: Mapping[str, Any]) -> None:
+        """Write run.json over the old one, where a full disk has no room beside it.
+
+        Only into the blocks that the old one has, in one call: what does not fit there is left as it was.
+        """
+        content = _record_text(record).encode()
+        with (self.path / "run.json").open("r+b", buffering=0) as file:
+            if len(content) <= os.fstat(file.fileno()).st_blocks * _BLOCK_BYTES:
+                file.truncate(file.write(content))
 
     def write_text(self, name: str, text: str) -> None:
-        self.write_bytes(name, text.encode())
+        write_whole(self.path / name, text)
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        self._whole(name, lambda file: file.write(content))
+        write_whole(self.path / name, content)
 
     def write_table(self, name: str, rows: Iterable[Iterable[Any]]) -> None:
         """Write one of the tables of COLUMNS."""
 
-        def write(file: IO[bytes]) -> None:
+        with replacing(self.path / f"{name}.csv") as file:
             text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
             _write_csv(text, name, rows)
             text.detach()
-
-        self._whole(f"{name}.csv", write)
 
     def begins(self, name: str, rows: Iterable[Iterable[Any]]) -> bool:
         """Whether a table that is already there, if it is, is the beginning of one with these rows."""
@@ -155,16 +167,6 @@ class RunFolder:
         text = io.StringIO(newline="")
         _write_csv(text, name, rows)
         return text.getvalue().encode().startswith(path.read_bytes())
-
-    def _whole(self, name: str, write: Callable[[IO[bytes]], Any]) -> None:
-        draft = self.path / f".{name}.tmp"
-        try:
-            with draft.open("wb") as file:
-                write(file)
-            os.replace(draft, self.path / name)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
 
 
 @contextmanager
@@ -176,20 +178,57 @@ def alone(path: Path, key: str) -> Iterator[None]:
     if sys.platform == "win32":
         yield
         return
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        if not _locked(handle):
+            time.sleep(_GLANCE_S)
+            if not _locked(handle):
+                accepted = "another process is at work in it; wait for its end, or end it"
+                raise ConfigError(key, str(path), accepted)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _locked(handle: int) -> bool:
+    """Take the lock, or find that another process has it; a file system without any gives it to all."""
+    import fcntl
+
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    return True
+
+
+def told(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
+    """What run.json says; that a run goes on is believed only while a process may be at work in it."""
+    if record.get("status") == "running" and _deserted(path):
+        return {**record, "status": "interrupted", "reason": "its process ended without a word"}
+    return dict(record)
+
+
+def _deserted(path: Path) -> bool:
+    """Whether nobody is at work in a folder; never known where the system has no locks."""
+    if sys.platform == "win32":
+        return False
     import fcntl
 
     handle = os.open(path, os.O_RDONLY)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            accepted = "another process is at work in it; wait for its end, or end it"
-            raise ConfigError(key, str(path), accepted) from error
-        except OSError:  # a file system that has no locks
-            pass
-        yield
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
     finally:
         os.close(handle)
+    return True
+
+
+def _record_text(record: Mapping[str, Any]) -> str:
+    table = _finite({"schema": SCHEMA, **record})
+    return json.dumps(table, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _exists(path: Path) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from edgefl.devices.energy import open_meter
 from edgefl.errors import ConfigError
-from edgefl.experiment import runner
+from edgefl.experiment import orphans, runner
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import load_experiment
 from edgefl.experiment.energy import sampled
@@ -22,6 +22,7 @@ from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.place import FleetFile, Place, read_fleet
 from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import INTERRUPTED, Outcome
+from edgefl.whole import write_whole
 
 ENDING_S = 20.0
 """Seconds that a node's process has to end after the run."""
@@ -56,14 +57,16 @@ def run_processes(folder: Path, built: Built, observer: RunObserver, hosts: Host
     alone = tuple((i,) for i in range(n))
     fleet = FleetFile(folder.name, Path("experiment.toml"), addresses, alone, lab=hosts is not None)
     file = folder / "fleet.toml"
-    file.write_text(fleet.to_toml(), encoding="utf-8")
+    write_whole(file, fleet.to_toml())
     with ExitStack() as stack:
         for i in range(1, n):
             log = stack.enter_context((folder / f"node-{i}.log").open("wb"))
             command = [sys.executable, "-m", "edgefl.cli", "node", "--fleet", str(file), "--id", str(i)]
             if hosts is not None:
                 command = hosts.command(i, command)
-            process = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL)
+            process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=orphans.environment()
+            )
             stack.callback(_end, process)
         if hosts is not None:
             stack.enter_context(hosts.entered())
@@ -151,9 +154,13 @@ def _digest(built: Built) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Wait for a node's process to end by itself, and end it when it does not."""
+    """Wait for a node's process to end by itself; end it when it does not, or when nobody wants to wait."""
     try:
         process.wait(ENDING_S)
     except subprocess.TimeoutExpired:
-        process.kill()
+        pass
+    finally:
+        process.kill()  # nothing, to one that has ended
         process.wait()
+        assert process.stdin is not None
+        process.stdin.close()

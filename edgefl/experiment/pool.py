@@ -76,13 +76,19 @@ class Worker:
             self._process.send_signal(signal.SIGINT)
 
     def wait(self) -> None:
-        """Wait for its end, and kill it after `GRACE_S`."""
+        """Wait for its end, and kill it after `GRACE_S`, or when nobody wants to wait."""
         self.close()
         try:
             self._process.wait(GRACE_S)
         except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+            pass
+        finally:
+            self.kill()
+
+    def kill(self) -> None:
+        """End it, if it has not ended."""
+        self._process.kill()
+        self._process.wait()
 
     def _read(self, events: queue.Queue[Event]) -> None:
         assert self._process.stdout is not None
@@ -94,7 +100,11 @@ class Worker:
 
 def stop(workers: Sequence[Worker]) -> None:
     """Interrupt all workers and wait for them."""
-    for worker in workers:
-        worker.interrupt()
-    for worker in workers:
-        worker.wait()
+    try:
+        for worker in workers:
+            worker.interrupt()
+        for worker in workers:
+            worker.wait()
+    finally:  # a second Ctrl-C waits for nobody
+        for worker in workers:
+            worker.kill()

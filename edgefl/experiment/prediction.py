@@ -41,13 +41,25 @@ class Side:
     sent_bytes: float
     nodes: tuple[Figures, ...]
 
+    @property
+    def busy_s(self) -> float:
+        """Computing of all nodes."""
+        return sum(figures.busy_s for figures in self.nodes)
+
 
 def beside(
-    built: Built, outcome: Outcome, paces: Paces, measured_j: Mapping[int, float]
+    built: Built,
+    outcome: Outcome,
+    paces: Paces,
+    measured_j: Mapping[int, float],
+    *,
+    same_devices: bool = True,
 ) -> tuple[dict[str, Any] | None, list[tuple[Any, ...]]]:
     """What summary and table say of a run that has ended: (summary, rows of predicted.csv).
 
-    paces: of the run. None and no rows where no round ended, or where the programs end without training.
+    paces: of the run. same_devices: whether it ran on devices like the file's, or made as slow; if not, times
+    differ for that reason, and are given without an error.
+    None and no rows where no round ended, or where the programs end without training.
     """
     measured = _side(built, outcome, paces, measured_j)
     if measured is None:
@@ -63,9 +75,10 @@ def beside(
     summary = {
         "link_model": built.plan.network.link_model,
         "rounds": measured.rounds,
-        "round_s": _pair(measured.round_s, predicted.round_s),
+        "same_devices": same_devices,
+        "round_s": _pair(measured.round_s, predicted.round_s, same_devices),
         "sent_bytes": _pair(measured.sent_bytes, predicted.sent_bytes),
-        "busy_s": _pair(*(sum(f.busy_s for f in side.nodes) for side in (measured, predicted))),
+        "busy_s": _pair(measured.busy_s, predicted.busy_s, same_devices),
     }
     both = zip(measured.nodes, predicted.nodes, strict=True)
     return summary, [(i, *_interleaved(one, other)) for i, (one, other) in enumerate(both)]
@@ -88,8 +101,8 @@ def _side(built: Built, outcome: Outcome, paces: Paces, measured_j: Mapping[int,
     return Side(rounds, mean_s, sum(figures.sent_bytes for figures in nodes), tuple(nodes))
 
 
-def _pair(measured: float, predicted: float) -> dict[str, float | None]:
-    error = predicted / measured - 1 if measured else None
+def _pair(measured: float, predicted: float, compared: bool = True) -> dict[str, float | None]:
+    error = predicted / measured - 1 if measured and compared else None
     return {"measured": measured, "predicted": predicted, "error": error}
 
 

@@ -26,6 +26,7 @@ from edgefl.experiment.toml import write_toml
 from edgefl.learning.measuring import block_times, fitted_kernels, step_sample, step_times
 from edgefl.learning.model import Model
 from edgefl.learning.models import ModelConfig, Problem, build_model
+from edgefl.whole import write_whole
 
 BATCH_SIZES = (4, 16, 64)
 BLOCK_BATCH = 16
@@ -219,13 +220,13 @@ def profiled_model(name: str) -> Model:
 
 def write_profile(profile: DeviceProfile, path: Path) -> None:
     """Write a profile where [fleet] devices can name it. Raises ConfigError for another ending."""
-    table = profile.model_dump(exclude={"name"} if path.suffix == ".toml" else None)
+    table = profile.model_dump(exclude={"sources"} | ({"name"} if path.suffix == ".toml" else set()))
     if path.suffix == ".json":
-        path.write_text(json.dumps(table, indent=1) + "\n", encoding="utf-8")
+        write_whole(path, json.dumps(table, indent=1) + "\n")
         return
     if path.suffix != ".toml":
         raise ConfigError("--out", str(path), "a file that ends with .toml or .json")
-    path.write_text(write_toml(_without_none(table)), encoding="utf-8")
+    write_whole(path, write_toml(_without_none(table)))
 
 
 def _without_none(table: dict[str, Any]) -> dict[str, Any]:

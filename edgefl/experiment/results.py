@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edgefl.errors import ConfigError
-from edgefl.experiment.folder import RunFolder
+from edgefl.experiment.folder import RunFolder, told
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -65,4 +65,4 @@ class Run:
 def load(run_dir: str | Path) -> Run:
     """The results of a run. Raises ConfigError for a folder that is no run's."""
     folder = RunFolder.open(Path(run_dir))
-    return Run(folder.path, folder.record)
+    return Run(folder.path, told(folder.path, folder.record))

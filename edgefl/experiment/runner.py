@@ -183,13 +183,16 @@ def _run_in(
         summary = summarise(built, observer, outcome, record["runtime"], folder.path, report.wall_s)
         write_results(folder, built, observer, outcome)
         if predict and not is_virtual and outcome.reason != INTERRUPTED:
-            summary["predicted"], rows = beside(built, outcome, observer.paces, observer.measured_j)
+            same = record["runtime"] == "fleet" or built.experiment.execution.emulate
+            summary["predicted"], rows = beside(
+                built, outcome, observer.paces, observer.measured_j, same_devices=same
+            )
             folder.write_table("predicted", rows)
         if observer.links:
             record["links"] = dict(sorted(observer.links.items()))
         if outcome.reason == INTERRUPTED:
             status = summary["status"] = INTERRUPTED
-        _end(folder, record, status, outcome.reason, summary)
+        folder.write_record(_ended(record, status, outcome.reason, summary))
     except KeyboardInterrupt as error:
         status = INTERRUPTED
         _leave(folder, record, status, "interrupted by the user", observer, None)
@@ -199,7 +202,8 @@ def _run_in(
     except OSError as error:
         status = "failed"
         _leave(folder, record, status, f"the folder cannot be written: {error.strerror}", observer, error)
-        raise RunError(f"{folder.path} cannot be written ({error.strerror}); --resume it later") from error
+        goes_on = "; --resume it later" if is_virtual else ""
+        raise RunError(f"{folder.path} cannot be written ({error.strerror}){goes_on}") from error
     except Exception as error:
         status = "failed"
         _leave(folder, record, status, str(error), observer, error)
@@ -239,11 +243,15 @@ def _execute(
     """What hands the plan to a runtime."""
     if runtime == "virtual":
         return lambda observer: run_virtual(folder, built, observer, profiled=profiled)
-    from edgefl.experiment import local  # gRPC is loaded where it is used
 
-    if processes or hosts is not None:
-        return lambda observer: local.run_processes(folder.path, built, observer, hosts)
-    return lambda observer: local.run_here(folder.path, built, observer)
+    def execute(observer: RunObserver) -> Outcome:
+        from edgefl.experiment import local  # gRPC is loaded where it is used
+
+        if processes or hosts is not None:
+            return local.run_processes(folder.path, built, observer, hosts)
+        return local.run_here(folder.path, built, observer)
+
+    return execute
 
 
 @contextmanager
@@ -276,19 +284,24 @@ def _leave(
     observer: RunObserver | None,
     error: BaseException | None,
 ) -> None:
-    """Write what there is of a run that did not end well; a full disk may not even take that."""
+    """Write what there is of a run that did not end well; a full disk takes the status alone."""
     shown = None if error is None else "".join(traceback.format_exception(error))
+    try:
+        folder.write_record(_ended(record | {"error": shown}, status, reason, None))
+    except OSError:
+        with suppress(OSError):
+            folder.overwrite_record(_ended(record, status, reason, None))
+        return
     with suppress(OSError):
-        _end(folder, record | {"error": shown}, status, reason, None)
         for name in (*PREFIX_TABLES, "events") if observer is not None else ():
             folder.write_table(name, getattr(observer, name))
 
 
-def _end(
-    folder: RunFolder, record: dict[str, Any], status: str, reason: str, summary: dict[str, Any] | None
-) -> None:
-    ended = {"status": status, "reason": reason, "ended": _wall_time(), "summary": summary}
-    folder.write_record({**record, **ended})
+def _ended(
+    record: dict[str, Any], status: str, reason: str, summary: dict[str, Any] | None
+) -> dict[str, Any]:
+    """What run.json says of a run that has ended."""
+    return record | {"status": status, "reason": reason, "ended": _wall_time(), "summary": summary}
 
 
 def _write_views(folder: RunFolder) -> None:
@@ -296,8 +309,14 @@ def _write_views(folder: RunFolder) -> None:
     from edgefl.experiment.report import write_report
     from edgefl.experiment.trace import write_trace
 
-    write_report(folder.path)
-    write_trace(folder.path)
+    try:
+        write_report(folder.path)
+        write_trace(folder.path)
+    except OSError as error:
+        again = f"edgefl report {folder.path}, edgefl export {folder.path}"
+        raise RunError(
+            f"the run is over, but its report cannot be written ({error.strerror}): {again}"
+        ) from error
 
 
 def _new_record(built: Built, runtime: str) -> dict[str, Any]:

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from edgefl.errors import ConfigError
 from edgefl.experiment.batch import BatchProgress, Job
@@ -17,7 +18,7 @@ from edgefl.experiment.config import Experiment, load_experiment
 
 
 def sweep(
-    experiment_path: str | Path,
+    experiment: str | Path | Mapping[str, Any],
     grid: Mapping[str, Sequence[object]],
     seeds: Sequence[int] = (),
     jobs: int | None = None,
@@ -39,9 +40,9 @@ def sweep(
     planned = []
     for point in itertools.product(*axes):
         settings = [*overrides, *(f"{key}={value}" for key, value in point)]
-        first = load_experiment(experiment_path, settings, smoke=smoke, method=method)
+        first = load_experiment(experiment, settings, smoke=smoke, method=method)
         build(first)  # what cannot be is refused here, before anything starts
-        planned += [_job(point, experiment) for experiment in with_seeds(first, seeds)]
+        planned += [_job(point, one) for one in with_seeds(first, seeds)]
     return run_comparison("sweep", planned, jobs, out, progress)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
+import select
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import IO, Any, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -20,6 +22,7 @@ MOST_BYTES = 16_000_000
 MOST_LEVELS = 50
 """Tables in tables in tables: a tenth of it is in use."""
 TOO_DEEP = f"tables and arrays within each other at most {MOST_LEVELS} deep"
+_MOMENT_S = 2.0
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
@@ -57,11 +60,21 @@ def refuse_deep(value: object, key: str, found: str) -> None:
 
 def _text(path: Path) -> str:
     """What is in a file, once it is known to be no endless one."""
-    with path.open("rb") as file:
+    with _opened_pipe(path) if path.is_fifo() else path.open("rb") as file:
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:
         raise ConfigError("FILE", str(path), f"a file of at most {MOST_BYTES / 1e6:g} MB")
     return content.decode("utf-8-sig").replace("\r\n", "\n")
+
+
+def _opened_pipe(path: Path) -> IO[bytes]:
+    """A named pipe to read, if somebody writes into it soon; the plain way waits without end."""
+    pipe = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK), "rb")
+    if not select.select([pipe], [], [], _MOMENT_S)[0]:
+        pipe.close()
+        raise ConfigError("FILE", str(path), "a file; this is a pipe into which nobody writes")
+    os.set_blocking(pipe.fileno(), True)
+    return pipe
 
 
 def write_toml(table: Mapping[str, Any]) -> str:
@@ -86,7 +99,12 @@ def write_toml(table: Mapping[str, Any]) -> str:
 
 
 def literal(value: Any) -> str:
-    """One value as TOML: a string, number, truth value, array, or inline table."""
+    """One value as TOML: a string, number, truth value, array, or inline table.
+
+    Raises TypeError for a value that is none of these.
+    """
+    if hasattr(value, "item") and not isinstance(value, Mapping):  # numpy's and torch's numbers
+        value = value.item()
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, int | float):
@@ -114,6 +132,7 @@ def checked(kind: type[T], table: object, key: str) -> T:
     Raises ConfigError, in one line, for the first thing wrong; its key starts with `key`.
     """
     _refuse_numbers(table, key)
+    _refuse_keys(table, key)
     try:
         # In JSON mode, strict types still let an array be a tuple, and a string a path.
         return kind.model_validate_json(json.dumps(table, default=str), strict=True)
@@ -133,6 +152,18 @@ def _refuse_numbers(value: object, key: str) -> None:
         raise ConfigError(key, value, "should be a finite number")
     elif isinstance(value, int) and not -(2**63) <= value < 2**63:
         raise ConfigError(key, f"an integer of {value.bit_length()} bits", "an integer that fits in 64 bits")
+
+
+def _refuse_keys(value: object, key: str) -> None:
+    """Refuse what is no key of a file: a dictionary made in Python may have any."""
+    if isinstance(value, Mapping):
+        for word, inner in value.items():
+            if not isinstance(word, str):
+                raise ConfigError(key or "experiment", word, "keys that are text")
+            _refuse_keys(inner, f"{key}.{word}" if key else word)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_keys(inner, key)
 
 
 def problem(kind: type[BaseModel], error: ValidationError, key: str) -> ConfigError:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import bisect
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from edgefl.experiment.report.curves import metric_name
 from edgefl.experiment.report.read import RunFiles, figure, rows
+from edgefl.whole import replacing
 
 RUN_PID = 1_000_000_000
 """Process of what belongs to no node; ids of nodes lie below."""
@@ -26,15 +26,13 @@ def write_trace(folder: Path) -> Path:
     """
     run = RunFiles(Path(folder))
     path = run.folder / "trace.json"
-    partial = path.with_name("trace.json.partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write('{"displayTimeUnit":"ms","traceEvents":[\n')
-        file.write(_process(RUN_PID, f"the run ({run.summary.get('method') or 'edgefl'})", -1))
+    with replacing(path) as file:
+        file.write(b'{"displayTimeUnit":"ms","traceEvents":[\n')
+        file.write(_process(RUN_PID, f"the run ({run.summary.get('method') or 'edgefl'})", -1).encode())
         for source in (_processes(run), _span_records(run), _event_records(run), _curve_records(run)):
             for record in source:
-                file.write(",\n" + record)
-        file.write("\n]}\n")
-    os.replace(partial, path)
+                file.write(b",\n" + record.encode())
+        file.write(b"\n]}\n")
     return path
 
 

@@ -7,10 +7,13 @@ goes, then {"event": "done", "summary": {...}} or {"event": "failed", "reason": 
 
 from __future__ import annotations
 
+import _thread
 import json
 import os
+import queue
 import signal
-import sys
+import threading
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TextIO
@@ -67,13 +70,46 @@ def _carry_out(file: str, out: Path, channel: Channel) -> RunResult:
     return run_experiment(load_experiment(file), out=out, progress=channel)
 
 
+def _interrupt_once(*_: object) -> None:
+    """Interrupt; what comes after the first time is ignored, so that the run's state is written in peace."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+class Tasks:
+    """The lines of standard input, one at a time; the end of the input interrupts a task that is being done.
+
+    A batch closes the input of a worker that has no task, or is told to stop; else it was killed.
+    """
+
+    def __init__(self) -> None:
+        self._lines: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._busy = False
+        threading.Thread(target=self._read, name="edgefl-tasks", daemon=True).start()
+
+    def __iter__(self) -> Iterator[dict[str, str]]:
+        while (line := self._lines.get()) is not None:
+            self._busy = True
+            yield json.loads(line)
+            self._busy = False
+
+    def _read(self) -> None:
+        rest = b""
+        while data := os.read(0, 65536):  # sys.stdin must not be in use when the interpreter ends
+            *lines, rest = (rest + data).split(b"\n")
+            for line in lines:
+                self._lines.put(line)
+        self._lines.put(None)
+        if self._busy:
+            _thread.interrupt_main()
+
+
 def main() -> int:
     """Carry out tasks until the input ends, or until an interruption."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job inherits "ignore"
+    signal.signal(signal.SIGINT, _interrupt_once)  # a shell's background job inherits "ignore"
     channel = Channel(_own_stdout())
     try:
-        for line in sys.stdin:
-            task = json.loads(line)
+        for task in Tasks():
             try:
                 result = _carry_out(task["file"], Path(task["out"]), channel)
             except EdgeflError as error:

@@ -20,6 +20,8 @@ from edgefl.learning.learner import Learner
 T = TypeVar("T")
 VARIABLE = "EDGEFL_WORKERS"
 """Environment variable with the number of workers of this process; the processor's cores where not set."""
+MOST = 4096
+"""Workers of a process."""
 _BUILDING = threading.Lock()
 """One at a time makes its modules: making one borrows torch's global random state."""
 
@@ -32,8 +34,8 @@ def default_workers() -> int:
     given = os.environ.get(VARIABLE)
     if given is None:
         return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if not given.isdecimal() or int(given) < 1:
-        raise ConfigError(VARIABLE, given, "a number of threads, at least 1")
+    if not given.isdecimal() or len(given) > len(str(MOST)) or not 1 <= int(given) <= MOST:
+        raise ConfigError(VARIABLE, given, f"a number of threads, 1 to {MOST}")
     return int(given)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from edgefl.sources import Source
+
 
 class Access(BaseModel):
     """How one node is connected: rates in bytes per second, times in seconds."""
@@ -22,4 +24,6 @@ class Access(BaseModel):
     """A shared segment (an access point) that all its nodes' traffic crosses."""
     name: str = ""
     source: str = ""
-    """Where the figures come from."""
+    """Where the figures come from, in one line."""
+    sources: tuple[Source, ...] = ()
+    """Where it can be read, figure by figure."""

@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from edgefl.errors import ConfigError, first_problem, nearest
 from edgefl.network.link import Access
+from edgefl.sources import with_common
 
 BYTES_PER_S = {
     "bit/s": 1 / 8,
@@ -31,7 +32,8 @@ _QUANTITY = re.compile(r"\s*([0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*([A-Za
 @lru_cache(maxsize=1)
 def _catalog() -> dict[str, Access]:
     tables = tomllib.loads(files("edgefl.network").joinpath("links.toml").read_text(encoding="utf-8"))
-    return {name: Access(name=name, **table) for name, table in tables.items()}
+    common = tables.pop("common")["sources"]
+    return {name: Access(name=name, **with_common(table, common)) for name, table in tables.items()}
 
 
 def links() -> dict[str, Access]:
@@ -39,10 +41,10 @@ def links() -> dict[str, Access]:
     return dict(_catalog())
 
 
-def link(name: str) -> Access:
-    """One link class by name. Raises ConfigError for an unknown one."""
+def link(name: str, key: str = "network.link") -> Access:
+    """One link class by name. Raises ConfigError, in a line that starts with `key`, for an unknown one."""
     if name not in _catalog():
-        raise ConfigError("network.link", name, nearest(name, _catalog()))
+        raise ConfigError(key, name, nearest(name, _catalog()))
     return _catalog()[name]
 
 
@@ -63,7 +65,7 @@ def parse_link(table: Mapping[str, Any] | str, key: str = "network.link") -> Acc
     given = dict(table)
     figures: dict[str, Any] = {}
     if "like" in given:
-        figures = link(str(given.pop("like"))).model_dump(exclude={"source"})
+        figures = link(str(given.pop("like"))).model_dump(exclude={"source", "sources"})
     for short, full, units in _SHORT:
         if short in given:
             if full in given:

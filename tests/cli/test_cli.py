@@ -36,7 +36,9 @@ rounds = 3
 [smoke.stop]
 rounds = 1
 """
-COMMANDS = ["run", "compare", "sweep", "report", "export", "check", "methods", "devices", "doctor", "node"]
+COMMANDS = [
+    "run", "compare", "sweep", "report", "export", "check", "methods", "devices", "links", "doctor", "node",
+]  # fmt: skip
 
 
 @pytest.fixture
@@ -252,3 +254,19 @@ def test_a_reader_that_stops_early_sees_no_traceback(place: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     assert json.loads(done.stdout)["name"]
+
+
+def test_one_device_and_one_link_with_their_sources() -> None:
+    found = json.loads(call("devices", "pi-4", "--json").stdout)
+    assert found["name"] == "raspberry-pi-4b"
+    hpl = next(source for source in found["sources"] if "busy_w" in source["figures"])
+    assert hpl["url"] == "https://github.com/geerlingguy/top500-benchmark" and hpl["verified"]
+    assert "11.889 Gflops" in call("devices", "pi-4").stdout
+    assert "not verified" in call("devices", "jetson-agx-orin").stdout
+    links = [json.loads(line)["name"] for line in call("links", "--json").stdout.splitlines()]
+    assert {"home", "lte", "wifi-5"} <= set(links)
+    shown = call("links", "starlink").stdout
+    assert "104.97 down" in shown and "starlink" in call("links").stdout
+    for command, word in (("devices", "raspberry-pi-44"), ("links", "ltee")):
+        refused = call(command, word)
+        assert refused.exit_code == 2 and refused.stderr.startswith(f"edgefl: NAME = '{word}': did you mean")

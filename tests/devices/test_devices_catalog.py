@@ -122,3 +122,23 @@ def test_wrong_figures_of_a_file_are_refused_in_one_line(tmp_path, line, message
     with pytest.raises(ConfigError, match=message) as refusal:
         device(path)
     assert "\n" not in str(refusal.value) and len(str(refusal.value)) < 400 + len(str(path))
+
+
+FIGURES = (
+    "compute_flops", "memory_bytes_per_s", "memory_bytes", "step_overhead_s", "idle_w", "busy_w",
+    "radio_j_per_byte",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(EXPECTED))
+def test_each_figure_says_where_it_comes_from(name):
+    """A public address, or that it is an estimate; what nobody has read there is not called verified."""
+    profile = device(name)
+    named = {figure for source in profile.sources for figure in source.figures}
+    assert named == {figure for figure in FIGURES if getattr(profile, figure) is not None}
+    for source in profile.sources:
+        if source.url is None:
+            assert source.says.startswith("estimated") and not source.verified
+        else:
+            assert source.url.startswith(("https://", "http://")) and " " not in source.url
+    assert any(source.url for source in profile.sources if "compute_flops" in source.figures)

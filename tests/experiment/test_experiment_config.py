@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import os
+import threading
+import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from experiment_files import small_file
 
 from edgefl.errors import ConfigError
+from edgefl.experiment import toml
 from edgefl.experiment.build import build
 from edgefl.experiment.config import load_experiment
 
@@ -263,3 +269,62 @@ def test_epochs_on_the_command_line_take_the_place_of_the_files_steps(tmp_path):
     path.write_text(path.read_text().replace("local_steps = 3", "local_steps = 3\nlocal_epochs = 1"))
     with pytest.raises(ConfigError, match="give local_steps or local_epochs, not both"):
         load_experiment(path)
+
+
+def test_a_pipe_is_read_when_somebody_writes_and_refused_when_nobody_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipe = tmp_path / "pipe.toml"
+    os.mkfifo(pipe)
+    text = small_file(tmp_path).read_bytes()
+    writer = threading.Thread(target=pipe.write_bytes, args=(text,))
+    writer.start()
+    assert load_experiment(pipe).seed == 3
+    writer.join()
+    monkeypatch.setattr(toml, "_MOMENT_S", 0.05)
+    with pytest.raises(ConfigError, match="into which nobody writes"):
+        load_experiment(pipe)
+
+
+def test_the_tables_may_come_as_a_dictionary(tmp_path: Path) -> None:
+    tables = tomllib.loads(small_file(tmp_path).read_text())
+    kept = json.dumps(tables)
+    found = load_experiment(tables, ["train.local_steps=7"], seed=9)
+    assert (found.name, found.seed, found.train.local_steps) == ("experiment", 9, 7)
+    assert json.dumps(tables) == kept, "what was given is as it was"
+    same = load_experiment(small_file(tmp_path))
+    assert load_experiment({**tables, "name": "small"}).to_toml() == same.to_toml()
+
+
+LOOP: dict[str, Any] = {}
+LOOP["stop"] = LOOP
+
+
+@pytest.mark.parametrize(
+    ("change", "key", "said"),
+    [
+        ({"stop": 3}, "stop", "table"),
+        ({"stop": {"rounds": "3"}}, "stop.rounds", "integer"),
+        ({"stop": {"rounds": object()}}, "stop.rounds", "integer"),
+        ({"stop": {3: 4}}, "stop", "keys that are text"),
+        ({"train": {"learning_rate": {1.5: 2}}}, "train.learning_rate", "keys that are text"),
+        ({"train": {"learning_rate": float("nan")}}, "train.learning_rate", "finite"),
+        ({"fleet": None}, "fleet", "table"),
+        ({"fleet": {"devices": ["laptop"]}}, "fleet.devices", "table"),
+        ({"method": ["fedavg"]}, "method", "table"),
+        (LOOP, "experiment", "50 deep"),
+    ],
+)
+def test_a_dictionary_with_wrong_types_is_refused_in_one_line(
+    tmp_path: Path, change: dict[Any, Any], key: str, said: str
+) -> None:
+    tables = tomllib.loads(small_file(tmp_path).read_text())
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_experiment({**tables, **change})
+    assert caught.value.key == key and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("source", [None, 42, b"x.toml", ["x.toml"]])
+def test_what_is_neither_a_path_nor_a_dictionary_is_refused(source: Any) -> None:
+    with pytest.raises(ConfigError, match="tables as a dictionary"):
+        load_experiment(source)

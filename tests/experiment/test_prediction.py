@@ -89,6 +89,8 @@ def test_a_local_run_shows_both(tmp_path: Path) -> None:
     # Bytes are equal to the byte; on loopback, unslowed, a round is shorter than on lines of 10 ms.
     assert found["sent_bytes"]["error"] == 0
     assert found["round_s"]["predicted"] > 4 * 0.01
+    # What was planned for other devices is no error of the prediction.
+    assert not found["same_devices"] and found["round_s"]["error"] is found["busy_s"]["error"] is None
     recorded = json.loads((tmp_path / "run" / "run.json").read_text())["summary"]["predicted"]
     assert recorded == found
     with (tmp_path / "run" / "predicted.csv").open() as file:
@@ -96,9 +98,14 @@ def test_a_local_run_shows_both(tmp_path: Path) -> None:
     assert [row["sent_bytes"] for row in rows] == [row["predicted_sent_bytes"] for row in rows]
     page = write_report(tmp_path / "run").read_text()
     assert "Predicted beside measured" in page
-    assert "not slowed to the file&#x27;s devices, over loopback" in page
-    words = [str(cell) for cell in run_table(result.summary).columns[0].cells]
-    assert "sent in a round" in words
+    assert "not slowed to the file&#x27;s devices, over loopback" in page and "are not compared" in page
+    first = page.partition("time of a round")[2].partition("</tr>")[0]
+    assert re.findall(r"<td[^>]*>([^<]*)</td>", first)[2] == "—"
+    shown = run_table(result.summary)
+    words = dict(zip(*([str(cell) for cell in column.cells] for column in shown.columns), strict=True))
+    assert "not slowed to the file's devices" in words["a round, on this machine"]
+    assert words["a round, on the file's devices"].endswith("in virtual time")
+    assert "(+0.0 %)" in words["sent in a round: measured, predicted"]
 
 
 def test_an_emulated_run_has_the_latencies_that_are_predicted(tmp_path: Path) -> None:
@@ -108,6 +115,9 @@ def test_an_emulated_run_has_the_latencies_that_are_predicted(tmp_path: Path) ->
     # Each way is as long as both of its ends: 10 ms and the server's 5, there and back.
     for side in ("measured", "predicted"):
         assert result.summary["predicted"]["round_s"][side] > 2 * (0.01 + 0.005)
+    assert result.summary["predicted"]["round_s"]["error"] is not None
+    words = [str(cell) for cell in run_table(result.summary).columns[0].cells]
+    assert "a round: measured, predicted" in words
     page = (tmp_path / "run" / "report.html").read_text()
     assert "slowed to the file&#x27;s devices, over loopback" in page
 

@@ -127,7 +127,7 @@ def test_what_files_say_is_never_markup(tmp_path: Path) -> None:
         write_table(folder, name, rows)
     info = json.loads((folder / "run.json").read_text())
     info["reason"] = info["summary"]["method"] = info["machine"][evil] = evil
-    info["traceback"] = info["summary"]["target"]["metric"] = evil
+    info["error"] = info["summary"]["target"]["metric"] = evil
     (folder / "run.json").write_text(json.dumps(info))
     (folder / "experiment.toml").write_text(f'name = "{evil[:-20]}"\n# {evil}')
     for path in (write_report(folder), write_comparison([folder], tmp_path / "all.html")):
@@ -160,7 +160,7 @@ def test_a_run_that_failed_early_has_a_report_with_its_error(tmp_path: Path) -> 
         "schema": 1,
         "status": "failed",
         "reason": "client 2 failed",
-        "traceback": "Traceback: boom",
+        "error": "Traceback: boom",
         "summary": None,
     }
     (tmp_path / "run.json").write_text(json.dumps(info))

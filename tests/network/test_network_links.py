@@ -87,3 +87,12 @@ def test_a_path_holds_every_pair_but_those_with_a_cap_of_their_own():
     plan = NetworkPlan(make_topology("ring", 2), ends, path_bytes_per_s=100.0, caps={(1, 0): 1000.0})
     assert (plan.cap(0, 1), plan.cap(1, 0)) == (100.0, 1000.0)
     assert (plan.rate_bytes_per_s(0, 1), plan.rate_bytes_per_s(1, 0)) == (100.0, 1000.0)
+
+
+def test_each_figure_of_a_class_says_where_it_comes_from():
+    figures = {"up_bytes_per_s", "down_bytes_per_s", "latency_s", "jitter", "loss"}
+    for name, entry in links().items():
+        assert {figure for source in entry.sources for figure in source.figures} == figures, name
+        assert all(s.url or s.says.startswith("assumed") for s in entry.sources), name
+        assert any(source.url for source in entry.sources), name
+    assert parse_link({"like": "lte", "up": "1 MB/s"}).sources == ()

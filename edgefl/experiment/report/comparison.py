@@ -26,7 +26,7 @@ from edgefl.experiment.report.html import (
     table,
 )
 from edgefl.experiment.report.read import CurvePoint, Floats, RunFiles, as_float
-from edgefl.experiment.report.run import status, write_whole
+from edgefl.experiment.report.run import status
 from edgefl.experiment.report.svg import Chart, bounds, colour, row_chart, span
 from edgefl.experiment.report.units import (
     NONE,
@@ -40,6 +40,7 @@ from edgefl.experiment.report.units import (
     seconds,
     time_scale,
 )
+from edgefl.whole import write_whole
 
 GRID = 160
 Pick = Callable[[CurvePoint], float | None]

@@ -7,7 +7,7 @@ from typing import Any
 
 from edgefl.experiment.report.html import Markup, folded, join, paragraph, table
 from edgefl.experiment.report.read import RunFiles, as_float, figure, rows
-from edgefl.experiment.report.units import error, number, scaled, seconds
+from edgefl.experiment.report.units import NONE, error, number, scaled, seconds
 from edgefl.network.link import Access
 
 FIGURES = (("round_s", "s of a round"), ("sent_bytes", "sent"), ("busy_s", "busy"), ("joules", "energy"))
@@ -24,7 +24,8 @@ def predicted(run: RunFiles, access: Mapping[int, Access]) -> Markup:
         return _links(run, access)
     if "failed" in found:
         return paragraph(f"Virtual time has no prediction for this run: {found['failed']}.", "note")
-    whole = [(word, *_pair(found.get(key), key)) for key, word in (
+    same = found.get("same_devices", True)
+    whole = [(word, *_pair(found.get(key), key, same)) for key, word in (
         ("round_s", "time of a round"), ("sent_bytes", "sent in a round, all nodes"),
         ("busy_s", "computing in a round, all nodes"),
     )]  # fmt: skip
@@ -36,7 +37,7 @@ def predicted(run: RunFiles, access: Mapping[int, Access]) -> Markup:
     )
     headers = ("whole run", "measured", "predicted", "error")
     panel = (Markup('<div class="panel">'), table(headers, whole), note, Markup("</div>"))
-    return join((*panel, _by_node(run), _links(run, access)))
+    return join((*panel, _by_node(run, same), _links(run, access)))
 
 
 def _conditions(run: RunFiles) -> str:
@@ -48,10 +49,13 @@ def _conditions(run: RunFiles) -> str:
         "slowed to the file's devices" if execution.get("emulate") else "not slowed to the file's devices"
     )
     linked = "over links shaped for real" if network.get("lab") else "over loopback"
-    return f"Measured: on one machine, {slowed}, {linked}."
+    apart = (
+        "" if execution.get("emulate") else " Times and joules are those of two fleets, and are not compared."
+    )
+    return f"Measured: on one machine, {slowed}, {linked}.{apart}"
 
 
-def _by_node(run: RunFiles) -> Markup:
+def _by_node(run: RunFiles, same: bool) -> Markup:
     found = list(rows(run.folder / "predicted.csv"))[:_MOST_ROWS]
     if not found:
         return Markup("")
@@ -59,7 +63,7 @@ def _by_node(run: RunFiles) -> Markup:
     for row in found:
         cell: list[Any] = [run.names[int(figure(row, "node") or 0)]]
         for key, _ in FIGURES:
-            cell += _cells(figure(row, key), figure(row, f"predicted_{key}"), key)
+            cell += _cells(figure(row, key), figure(row, f"predicted_{key}"), key, same)
         cells.append(cell)
     headers = ["node"]
     for _, word in FIGURES:
@@ -94,11 +98,13 @@ def _rate(bytes_per_s: float | None) -> str:
     return scaled(bytes_per_s, "B/s")
 
 
-def _pair(found: object, key: str) -> Sequence[str]:
+def _pair(found: object, key: str, same: bool) -> Sequence[str]:
     pair = found if isinstance(found, Mapping) else {}
-    return _cells(as_float(pair.get("measured")), as_float(pair.get("predicted")), key)
+    return _cells(as_float(pair.get("measured")), as_float(pair.get("predicted")), key, same)
 
 
-def _cells(measured: float | None, foreseen: float | None, key: str) -> list[str]:
+def _cells(measured: float | None, foreseen: float | None, key: str, same: bool) -> list[str]:
+    """same: measured on devices like the file's; bytes are the same on any."""
     shown = seconds if key.endswith("_s") else lambda value: scaled(value, "J" if key == "joules" else "B")
-    return [shown(measured), shown(foreseen), error(measured, foreseen)]
+    compared = same or key == "sent_bytes"
+    return [shown(measured), shown(foreseen), error(measured, foreseen) if compared else NONE]

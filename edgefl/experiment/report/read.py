@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edgefl.errors import ConfigError
+from edgefl.experiment.folder import told
 
 Floats = NDArray[np.float64]
 # The metrics that a report shows; the others stay in the file.
@@ -129,7 +130,7 @@ class RunFiles:
             ) from error
         if not isinstance(info, dict):
             raise ConfigError("run folder", str(folder), "a folder whose run.json holds a table")
-        self.info: dict[str, Any] = info
+        self.info = told(folder, info)
         self.summary: dict[str, Any] = _table(info.get("summary"))
 
     @cached_property

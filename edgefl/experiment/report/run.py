@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from edgefl.experiment.report.slow import why_slow
 from edgefl.experiment.report.timeline import timeline
 from edgefl.experiment.report.traffic import events, traffic, updates
 from edgefl.experiment.report.units import number, plain, scaled, seconds, share
+from edgefl.whole import write_whole
 
 TONES = {"finished": "good", "stopped": "", "running": "warn", "failed": "bad", "interrupted": "bad"}
 
@@ -32,13 +32,6 @@ def write_report(folder: Path) -> Path:
     path = run.folder / "report.html"
     write_whole(path, run_page(run))
     return path
-
-
-def write_whole(path: Path, content: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(content, encoding="utf-8")
-    os.replace(partial, path)
 
 
 def run_page(run: RunFiles) -> str:
@@ -147,12 +140,12 @@ def _experiment(run: RunFiles) -> Markup:
     if run.experiment_text:
         parts.append(folded("The resolved experiment file: running it again repeats the run",
                             element("pre", run.experiment_text)))  # fmt: skip
-    if run.info.get("traceback"):
-        parts.append(folded("The error as it was raised", element("pre", run.info["traceback"])))
+    if run.info.get("error"):
+        parts.append(folded("The error as it was raised", element("pre", run.info["error"])))
     rows = [
         (key, value)
         for key, value in flat(run.info).items()
-        if key not in ("reason", "traceback") and value is not None
+        if key not in ("reason", "error") and value is not None
     ]
     made = [(key, value) for key, value in rows if not key.startswith("summary.")]
     parts.append(folded("Versions and machine", table(("what", "value"), made, 2)))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
+from typing import Any
 
 from edgefl.learning.executors import Executor
 from edgefl.nodes.plan import RunPlan
@@ -50,7 +51,7 @@ def run_here(
                 ended = await asyncio.gather(*(r.run() for r in runtimes), return_exceptions=True)
         return _lead(ended)
 
-    return asyncio.run(run_all())
+    return _run(run_all)
 
 
 def run_place(
@@ -83,7 +84,7 @@ def run_place(
         with _interruptible([runtime.leave]):
             return await runtime.run()
 
-    return asyncio.run(run_one())
+    return _run(run_one)
 
 
 def free_addresses(count: int) -> tuple[str, ...]:
@@ -104,6 +105,30 @@ def _lead(ended: Sequence[Outcome | BaseException]) -> Outcome:
     lead = ended[0]
     assert isinstance(lead, Outcome)
     return lead
+
+
+def _run(program: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
+    """Run to the end in a loop of its own; where one runs already (a notebook's), in another thread."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(program())
+    running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[Outcome]]] = []
+
+    async def known() -> Outcome:
+        task = asyncio.ensure_future(program())
+        running.append((asyncio.get_running_loop(), task))
+        return await task
+
+    with ThreadPoolExecutor(1, thread_name_prefix="edgefl-loop") as pool:
+        ended = pool.submit(lambda: asyncio.run(known()))
+        try:
+            return ended.result()
+        except KeyboardInterrupt:
+            for loop, task in running:
+                with suppress(RuntimeError):  # it has just ended
+                    loop.call_soon_threadsafe(task.cancel)
+            raise
 
 
 @contextmanager

@@ -9,7 +9,6 @@ Both are written whole or not at all, and neither can run code when it is read.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -24,6 +23,7 @@ from torch import Tensor
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.parameters import Layout, Vector
+from edgefl.whole import write_whole
 
 MOST_BYTES = 8 << 30
 """A larger state file is not read."""
@@ -83,7 +83,7 @@ class StateFolder:
         Raises RunError for what cannot be stored, or when the disk refuses it.
         """
         try:
-            _write_whole(self.path / _STATE, pack(content))
+            write_whole(self.path / _STATE, pack(content), durable=True)
         except OSError as error:
             raise RunError(f"{self.path} cannot be written: {error.strerror}") from error
 
@@ -127,23 +127,7 @@ class StateFolder:
         complete = not self._given_up
         own = {"life": self.life, "began_s": self.began_s, "complete": complete, "paused_s": paused_s}
         content = {**self._run, **own}
-        _write_whole(self.path / _LIFE, json.dumps(content).encode())
-
-
-def _write_whole(path: Path, content: bytes) -> None:
-    """Replace a file: after a power cut it is the old one or the new one."""
-    draft = path.with_name(f".{path.name}.tmp")
-    with draft.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(draft, path)
-    if os.name == "posix":
-        folder = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+        write_whole(self.path / _LIFE, json.dumps(content), durable=True)
 
 
 def pack(content: Mapping[str, Any]) -> bytes:
