@@ -75,12 +75,16 @@ class Scratch:
 
     def loss_and_gradient(self, batch: Batch) -> Tensor:
         """Set `gradient` to that of the mean loss of a batch; returns the loss, 0-d, on the device."""
+        _, loss = self.output_and_loss(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def output_and_loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """The output for a batch and its mean loss, 0-d; `gradient` is zero until somebody goes backward."""
         self.gradient.zero_()
         output = self.forward(self.inputs(batch.x), training=True)
         weight = None if batch.weight is None else batch.weight.to(self.device)
-        loss = tasks.mean_loss(self.model.task, output, batch.y.to(self.device), weight)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+        return output, tasks.mean_loss(self.model.task, output, batch.y.to(self.device), weight)
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,18 @@ def _losses(task: Task, output: Tensor, targets: Tensor) -> Tensor:
     return losses.view(len(output), -1).mean(1)
 
 
+def teaching_loss(output: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """T^2 KL(softmax(teacher / T) || softmax(output / T)), 0-d: mean over the batch (and its tokens).
+
+    output, teacher: logits (B, C) or (B, T, C). The factor T^2 keeps the gradient's size at any temperature.
+    Source: Hinton, Vinyals, Dean 2015, section 2 (https://arxiv.org/abs/1503.02531).
+    """
+    own, other = (
+        functional.log_softmax(logits.flatten(0, -2) / temperature, dim=1) for logits in (output, teacher)
+    )
+    return functional.kl_div(own, other, reduction="batchmean", log_target=True) * temperature**2
+
+
 def num_correct(task: Task, output: Tensor, targets: Tensor) -> int:
     """How many labels or tokens the largest logit names; 0 for regression."""
     return 0 if task == "regression" else int((output.argmax(-1) == targets).sum())

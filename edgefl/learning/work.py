@@ -97,7 +97,7 @@ class LocalSGD(Work):
 
     def cost(self, learner: Learner) -> Cost:
         model, batch_size = self.model or learner.model, self.workload.batch_size
-        batches = _batches(len(self.data), batch_size, self.steps)
+        batches = batch_sizes(len(self.data), batch_size, self.steps)
         key = "local SGD", model, batch_size, batches
         known = learner.costs.get(key)
         if known is None:
@@ -151,11 +151,11 @@ class Gradient(Work):
 
     def cost(self, learner: Learner) -> Cost:
         model, batch_size = learner.model, self.workload.batch_size
-        batches = _batches(len(self.data), batch_size, range(self.step, self.step + 1))
+        batches = batch_sizes(len(self.data), batch_size, range(self.step, self.step + 1))
         key = "gradient", model, batch_size, batches
         known = learner.costs.get(key)
         if known is None:
-            known = learner.costs[key] = gradient_cost(model, _num_examples(batches), batch_size)
+            known = learner.costs[key] = gradient_cost(model, num_examples_in(batches), batch_size)
         return known
 
     def run(self, learner: Learner) -> GradientResult:
@@ -336,11 +336,12 @@ def _stream_key(kind: str, data: LocalData, workload: Workload, *more: Hashable)
     return (kind, data.dataset, workload.batch_size, *more)
 
 
-def _num_examples(batches: Batches) -> int:
+def num_examples_in(batches: Batches) -> int:
+    """Of all of them."""
     return sum(size * count for size, count in batches)
 
 
-def _batches(size: int, batch_size: int, steps: range) -> Batches:
+def batch_sizes(size: int, batch_size: int, steps: range) -> Batches:
     """The sizes of the batches in these steps, full ones and last ones of epochs, and how many of each."""
     if not size:
         return ()
@@ -388,7 +389,7 @@ def forward_cost(model: Model, num_examples: int, at_once: int | None = None) ->
 def local_cost(model: Model, batch_size: int, batches: Batches, state_bytes: int) -> Cost:
     """What local training costs over these batches; state_bytes: of the optimiser, as large as the model."""
     counts, size = model.counts, model.counts.parameter_bytes
-    num_examples, num_steps = _num_examples(batches), sum(count for _, count in batches)
+    num_examples, num_steps = num_examples_in(batches), sum(count for _, count in batches)
     return Cost(
         flops=num_examples * (counts.forward_flops + counts.backward_flops),
         traffic_bytes=num_steps * (6 * size + 2 * state_bytes) + num_examples * 3 * counts.saved_bytes,

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
+
 import pytest
 import torch
 from learning_toys import IMAGE, dataset, local, mlp, near
+from torch.nn import functional
 
-from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload
-from edgefl.learning.ordered import OrderedSGD
+from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload, tasks
+from edgefl.learning.ordered import OrderedSGD, Teaching
 
 TRAINS = [
     {},
@@ -54,3 +58,80 @@ def test_what_no_step_trains_stays_bit_for_bit(train):
     before = work.parameters.values
     assert torch.equal(found[~inside], before[~inside]) and (found[inside] != before[inside]).any()
     assert (found[inside] != before[inside]).float().mean() > 0.5
+
+
+def test_what_a_teacher_adds_to_a_loss_by_hand():
+    """Teacher (1/4, 3/4), taught (1/2, 1/2): KL = ln(1/2) / 4 + 3 ln(3/2) / 4; at T, T^2 of that."""
+    kl = 0.25 * math.log(0.5) + 0.75 * math.log(1.5)
+    for T in (1.0, 2.0):
+        teacher = torch.tensor([[0.0, T * math.log(3.0)]]).repeat(5, 1)
+        taught = torch.zeros(5, 2, requires_grad=True)
+        loss = tasks.teaching_loss(taught, teacher, T)
+        loss.backward()
+        assert float(loss.detach()) == pytest.approx(T * T * kl, rel=1e-6)
+        # Its gradient: T (taught's shares - teacher's) / batch.
+        assert torch.allclose(taught.grad, torch.tensor([[0.25, -0.25]]) * T / 5)
+        assert float(tasks.teaching_loss(teacher, teacher, T)) == pytest.approx(0.0, abs=1e-7)
+
+
+def taught_by_hand(learner, work, corner):
+    """The steps of `work`, all in one corner, by automatic differentiation of the sum of both losses."""
+    limit, teaching = work.limit, work.teaching
+    place = torch.searchsorted(limit.index, corner.index)
+    values = work.parameters.values.clone()
+    state = learner.optimizer.zeros((), limit.model.layout)
+    wide, narrow = limit.model.build(), corner.model.build()
+    for step in work.steps:
+        batch = work.data.batch(step, work.workload.batch_size)
+        w = values.clone().requires_grad_()
+        views = limit.model.layout.views(w), corner.model.layout.views(w[place])
+        teacher = torch.func.functional_call(wide, views[0], (batch.x,))
+        own = torch.func.functional_call(narrow, views[1], (batch.x,))
+        T = teaching.temperature
+        given = (teacher.detach() / T).softmax(1)
+        kl = (given * (given.log() - (own / T).log_softmax(1))).sum(1).mean()
+        hard = functional.cross_entropy(own, batch.y)
+        loss = functional.cross_entropy(teacher, batch.y)
+        (loss + (1 - teaching.alpha) * hard + teaching.alpha * T * T * kl).backward()
+        gradient = w.grad
+        learner.optimizer.clip_(gradient)
+        learner.optimizer.step_(values, gradient, state, learner.optimizer.rate(1))
+    return values
+
+
+@pytest.mark.parametrize("train", TRAINS, ids=str)
+@pytest.mark.parametrize("teaching", [Teaching(1.0), Teaching(0.3, 2.5)], ids=str)
+def test_a_taught_step_goes_down_both_losses(train, teaching):
+    data = local(dataset(*IMAGE), 20)
+    model = mlp(data.dataset, 8)
+    limit, narrow = (model.narrow({"hidden1": range(n)}) for n in (6, 2))
+    work = dataclasses.replace(work_of(model, data, (narrow,) * 3, limit), teaching=teaching)
+    learner = Learner(model, TrainConfig(**train))
+    found = work.run(learner).parameters.values
+    assert torch.allclose(found, taught_by_hand(learner, work, narrow), rtol=0, atol=1e-6)
+    alone = dataclasses.replace(work, teaching=None).run(learner).parameters.values
+    assert not torch.allclose(found, alone, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("train", TRAINS, ids=str)
+def test_a_step_of_the_whole_limit_has_no_teacher(train):
+    data = local(dataset(*IMAGE), 20)
+    model = mlp(data.dataset, 8)
+    limit = model.narrow({"hidden1": range(6)})
+    learner = Learner(model, TrainConfig(**train))
+    alone = work_of(model, data, (limit,) * 3, limit)
+    taught = dataclasses.replace(alone, teaching=Teaching(0.5, 3.0))
+    assert taught.run(learner).parameters.equal(alone.run(learner).parameters)
+    assert taught.cost(learner) == alone.cost(learner)
+
+
+def test_a_taught_step_costs_both_passes():
+    data = local(dataset(*IMAGE), 20)  # batches of 8, 8 and 4
+    model = mlp(data.dataset, 8)
+    limit, narrow = (model.narrow({"hidden1": range(n)}) for n in (6, 2))
+    learner = Learner(model, TrainConfig())
+    work = dataclasses.replace(work_of(model, data, (limit, narrow, narrow), limit), teaching=Teaching(1.0))
+    flops = [m.counts.forward_flops + m.counts.backward_flops for m in (limit.model, narrow.model)]
+    found = work.cost(learner)
+    assert found.flops == 20 * flops[0] + 12 * flops[1]
+    assert found.num_steps == 5

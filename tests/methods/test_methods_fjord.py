@@ -10,12 +10,13 @@ import torch
 from methods_reference import INSTANT, Recording, batches, rate, run, start, with_programs
 from methods_reference import gradient as gradient_at
 from small import small_plan
+from torch.func import functional_call
 from toy import PROFILE, Watcher
 
-from edgefl.data import Batch
+from edgefl.data import Batch, Dataset
 from edgefl.errors import ConfigError
 from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload
-from edgefl.learning.ordered import OrderedSGD
+from edgefl.learning.ordered import OrderedSGD, Teaching
 from edgefl.methods.federated.fjord import METHOD, CornerMean, corner
 from edgefl.parameters import WeightedMean
 
@@ -121,6 +122,69 @@ def test_a_step_trains_the_corner_that_it_drew():
     assert work.cost(plan.learner).flops == pytest.approx(full.flops * (1 - halves / 8 / 2))
 
 
+@pytest.mark.parametrize("train", [{}, {"momentum": 0.9, "weight_decay": 0.01}], ids=str)
+def test_without_a_share_for_the_teacher_nothing_is_taught(train):
+    """Bit for bit, whatever the temperature."""
+    found = [
+        run(small_plan("fjord", 3, rounds=3, train={"local_steps": 3} | train, data=UNEVEN, **config))
+        for config in ({}, {"distillation_alpha": 0.0, "distillation_temperature": 4.0})
+    ]
+    assert torch.equal(found[0].results[0].values, found[1].results[0].values)
+    assert found[0].time_s == found[1].time_s
+
+
+def test_where_all_train_the_whole_there_is_nobody_to_teach():
+    plans = [
+        small_plan("fjord", 3, rounds=2, widths=(1.0,), distillation_alpha=alpha) for alpha in (0.0, 1.0)
+    ]
+    alone, taught = (run(plan) for plan in plans)
+    assert torch.equal(alone.results[0].values, taught.results[0].values)
+
+
+def test_the_widest_corner_teaches_the_narrow_ones_in_every_step():
+    """A step by hand: at alpha = 1 the labels reach the narrow corner through its teacher alone."""
+    plan = small_plan(
+        "fjord", 1, rounds=1, train={"local_steps": 8}, widths=(0.25, 1.0),
+        distillation_alpha=1.0, distillation_temperature=2.0,
+    )  # fmt: skip
+    works = []
+
+    class Keeping(Recording):
+        def run(self, items):
+            works.extend(items)
+            return super().run(items)
+
+    found = run(plan, executor=Keeping(plan.learner)).results[0]
+    (work,) = [w for w in works if isinstance(w, OrderedSGD)]
+    assert work.teaching == Teaching(1.0, 2.0)
+    model, x = plan.learner.model, start(plan)
+    module = model.build()
+    for held, batch in zip(work.corners, batches(plan, 1, range(8)), strict=True):
+        g = gradient_at(plan, x, batch)
+        if held.model is not model:
+            w = x.clone().requires_grad_()
+            inside = torch.zeros(len(x), dtype=torch.bool)
+            inside[held.index] = True
+            given = functional_call(module, model.layout.views(x), (batch.x,)).detach()
+            narrow = torch.where(inside, w, torch.zeros_like(w))
+            own = functional_call(module, model.layout.views(narrow), (batch.x,))
+            shares = (given / 2).softmax(1)
+            (4 * (shares * (shares.log() - (own / 2).log_softmax(1))).sum(1).mean()).backward()
+            g = g + w.grad
+        x = x - rate(plan) * g
+    assert torch.allclose(found.values, x, rtol=0, atol=1e-6)
+    assert 0 < sum(c.model is not model for c in work.corners) < 8
+
+
+def test_a_teacher_takes_time_and_no_bytes():
+    plans = [
+        small_plan("fjord", 2, rounds=3, access=INSTANT, distillation_alpha=alpha) for alpha in (0.0, 1.0)
+    ]
+    alone, taught = (run(plan) for plan in plans)
+    assert taught.traffic.payload_bytes == alone.traffic.payload_bytes
+    assert taught.time_s > 1.2 * alone.time_s
+
+
 def test_no_client_is_late_where_limits_follow_speed():
     """Widths as speeds: each step of a corner takes each device about as long."""
     speeds, widths = [1, 4, 2, 1], (0.25, 0.5, 1.0)
@@ -154,6 +218,13 @@ def test_impossible_settings_are_refused():
     with pytest.raises(ConfigError, match="norm = 'none'"):
         METHOD.prepare(small_plan("fjord", 2, model={"name": "resnet"}))
     METHOD.prepare(small_plan("fjord", 2))
+    for config in ({"distillation_alpha": 1.5}, {"distillation_temperature": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(config))):
+            METHOD.config(**config)
+    x, y = torch.ones(40, 5), torch.ones(40, 1)
+    houses = Dataset("houses", "regression", x, y, x, y, 1)
+    with pytest.raises(ConfigError, match=r"distillation_alpha = 1\.0: 0 for regression"):
+        METHOD.prepare(small_plan("fjord", 2, dataset=houses, distillation_alpha=1.0))
 
 
 def test_a_report_of_another_size_is_refused_by_name():

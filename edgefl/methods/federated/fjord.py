@@ -8,8 +8,11 @@ Server: each coordinate becomes the mean over those who reported and whose p_k-c
 n_k (examples); one that nobody holds stays.
 Choices: limits are dealt evenly over P in order of planned seconds per step, the fastest getting the largest,
 ties by id; where [assign] plans widths a limit is the widest of P within its plan, or the narrowest. A step
-touches its corner alone: no decay or momentum outside. No self-distillation (an option of the paper). Rounds,
-deadline and over-selection as in our FedAvg, which P = {1} is.
+touches its corner alone: no decay or momentum outside. Rounds, deadline and over-selection as in our FedAvg,
+which P = {1} is.
+Self-distillation (section 3.2, distillation_alpha above 0): a step that draws p < p_k goes down
+CE(p_k) + (1 - alpha) CE(p) + alpha T^2 KL(p_k || p), so that the p_k-corner teaches and is itself trained.
+Ours there: a step that draws p_k is a plain one (the same at alpha = 1, the paper's best); the factor T^2.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from pydantic import Field
 from torch import Tensor
 
 from edgefl.errors import ConfigError
 from edgefl.learning import Model, SubModel
-from edgefl.learning.ordered import OrderedSGD
+from edgefl.learning.ordered import OrderedSGD, Teaching
 from edgefl.learning.work import Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
@@ -45,6 +49,10 @@ class FjORDConfig(RoundConfig):
 
     widths: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
     """P: shares of every hidden layer's units, ascending."""
+    distillation_alpha: float = Field(default=0.0, ge=0, le=1)
+    """alpha: the teacher's share in a narrow corner's loss; 0: no self-distillation; the paper's best: 1."""
+    distillation_temperature: float = Field(default=1.0, gt=0)
+    """T: divides the logits of teacher and taught."""
 
 
 @dataclass(frozen=True)
@@ -146,14 +154,16 @@ async def client(node: Node) -> None:
     assert node.data is not None
     p_k = limits(node)[node.id]
     choices = [corner(node.model, p) for p in node.config.widths if p <= p_k]
-    limit = choices[-1]
+    limit, config = choices[-1], node.config
+    alpha, temperature = config.distillation_alpha, config.distillation_temperature
+    teaching = Teaching(alpha, temperature) if alpha else None
     while True:
         m = await node.receive(Corner)
         num_steps = node.workload.num_steps(len(node.data))
         drawn = node.rng("width", m.round).integers(len(choices), size=num_steps)
         work = OrderedSGD(
             Vector(limit.model.layout, m.values), node.data, m.round, node.workload, model=limit.model,
-            limit=limit, corners=tuple(choices[i] for i in drawn),
+            limit=limit, corners=tuple(choices[i] for i in drawn), teaching=teaching,
         )  # fmt: skip
         r: Trained | None = await unless_stopped(node, work, m.round)
         if r is not None:
@@ -168,6 +178,11 @@ def prepare(plan: RunPlan) -> None:
         raise ConfigError("method.fjord.widths", widths, "shares above 0 and up to 1, ascending, each once")
     if not plan.learner.model.narrowing.units:
         raise ConfigError("model.name", plan.learner.model.name, "fjord needs a model with hidden units")
+    if plan.config.distillation_alpha and plan.learner.model.task == "regression":
+        key = "method.fjord.distillation_alpha"
+        raise ConfigError(
+            key, plan.config.distillation_alpha, "0 for regression: there are no logits to teach"
+        )
     refuse_void_rounds(plan)
 
 
