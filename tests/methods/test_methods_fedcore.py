@@ -7,11 +7,13 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from methods_reference import INSTANT, batches, run, sgd, with_programs
+from methods_reference import INSTANT, Recording, batches, run, sgd, with_programs
 from small import small_plan
 from toy import PROFILE, Watcher
 
+from edgefl.data import WeightedData
 from edgefl.errors import ConfigError
+from edgefl.learning import LocalSGD
 from edgefl.learning.coreset import class_quotas
 from edgefl.methods.federated.fedcore import METHOD, GlobalModel, Speed, coreset_size
 from edgefl.network import Access
@@ -63,6 +65,33 @@ def test_without_stragglers_it_is_fedavg_bit_for_bit(momentum):
     theirs, _ = outcome_of("fedavg", [1, 2, 1, 5, 1, 3], **config)
     assert ours.results[0].equal(theirs.results[0])
     assert ours.time_s == pytest.approx(theirs.time_s, rel=1e-3)
+
+
+def test_with_a_proximal_term_and_no_stragglers_it_is_fedprox_bit_for_bit():
+    """The same steps in two parts, the second drawn to where the first began."""
+    config = {"data": UNEVEN, "train": {"momentum": 0.5}, "proximal_mu": 0.5}
+    ours, _ = outcome_of("fedcore", [1, 2, 1, 5], straggler_share=0.0, **config)
+    theirs, _ = outcome_of("fedprox", [1, 2, 1, 5], **config)
+    assert ours.results[0].equal(theirs.results[0])
+    alone, _ = outcome_of("fedcore", [1, 2, 1, 5], straggler_share=0.0, **config | {"proximal_mu": 0.0})
+    assert not torch.allclose(ours.results[0].values, alone.results[0].values, rtol=0, atol=1e-3)
+
+
+def test_a_stragglers_steps_on_its_coreset_are_drawn_to_the_rounds_start():
+    """One straggler alone at work: all its steps by hand, with the term."""
+    works = []
+
+    class Keeping(Recording):
+        def run(self, items):
+            works.extend(items)
+            return super().run(items)
+
+    plan = plan_of("fedcore", [1, 3], epochs=3, rounds=1, straggler_share=0.5, proximal_mu=0.7, **FREE)
+    run(plan, executor=Keeping(plan.learner))
+    (on_core,) = [w for w in works if isinstance(w, LocalSGD) and isinstance(w.data, WeightedData)]
+    first = next(w for w in works if isinstance(w, LocalSGD) and w.data.node == on_core.data.node)
+    assert on_core.anchor.equal(plan.learner.model.init()) and first.anchor.equal(on_core.anchor)
+    assert not on_core.parameters.equal(on_core.anchor) and on_core.proximal_mu == first.proximal_mu == 0.7
 
 
 def test_with_one_epoch_all_stragglers_sit_out_and_no_coreset_is_chosen():

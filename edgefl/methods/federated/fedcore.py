@@ -10,8 +10,9 @@ Server: w <- sum_R m_i y_i / sum_R m_i over those R that reported.
 Choices: c_i follows from the planned seconds of an epoch; transfers are beside tau. Choosing a coreset takes
 the device's time, and unless asked for b_i is not made smaller for it. tau is a target: clients are cut, as
 lost, at 1.5 tau, the transfers and the longest choosing, or at round_deadline_s. A client whose first epoch
-took longer than planned goes by what it took. The optimiser begins anew on the coreset. Rounds as in our
-FedAvg, which s = 0 is.
+took longer than planned goes by what it took. The optimiser begins anew on the coreset. With a proximal term
+(mu, which the authors' code has) all of a round's steps are drawn to the w that it began from; their code
+draws those on the coreset to where they began. Rounds as in our FedAvg, which s = 0 is; FedProx with mu.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from edgefl.errors import ConfigError
 from edgefl.learning.coreset import Coreset, SelectCoreset, has_last_layer, random_coreset
 from edgefl.learning.work import LocalSGD, Trained
 from edgefl.methods.federated.fedavg import LocalModel
+from edgefl.methods.federated.fedprox import refuse_divergence
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, WeightedMean
@@ -39,7 +41,6 @@ from edgefl.patterns.rounds import (
     Round,
     RoundConfig,
     Stop,
-    refuse_void_rounds,
     somebody_alive,
     unless_stopped,
 )
@@ -66,6 +67,8 @@ class FedCoreConfig(RoundConfig):
     selection_s_per_pair: float | None = Field(default=None, ge=0)
     """kappa: seconds of choosing per pair of examples of one class, on any device; counted in operations and
     bytes where None."""
+    proximal_mu: float = Field(default=0.0, ge=0)
+    """mu: weight of FedProx's proximal term in local training."""
     watch_clock: bool = True
     """Go by the time that the first epoch took where it is longer than planned."""
 
@@ -220,22 +223,21 @@ class LocalTraining:
         b_i = self._size(select, epoch_s, self._E * theta - epoch_s, self._E - 1)
         if b_i == 0:
             return first
-        rest = await self._on_coreset(replace(select, size=b_i), m.round, self._E - 1)
+        rest = await self._on_coreset(replace(select, size=b_i), m, self._E - 1)
         return None if rest is None else _joined(first, rest)
 
     async def _without_an_epoch(self, m: GlobalModel) -> Trained | SitsOut | None:
         """All epochs on a coreset that is chosen before any."""
         select = self._select(m.parameters, by="inputs")
         b_i = self._size(select, self.epoch_s, self._E * m.epoch_deadline_s, self._E)
-        return (
-            await self._on_coreset(replace(select, size=b_i), m.round, self._E) if b_i else SitsOut(m.round)
-        )
+        return await self._on_coreset(replace(select, size=b_i), m, self._E) if b_i else SitsOut(m.round)
 
     async def _train(self, m: GlobalModel, part: range, after: Trained | None = None) -> Trained | None:
         """These steps of the round on all examples, from the round's start or after an earlier part."""
         node = self._node
         y, state = (m.parameters, None) if after is None else (after.parameters, after.state)
-        work = LocalSGD(y, self._data, m.round, node.workload, state=state, part=part)
+        mu, w = self._config.proximal_mu, m.parameters
+        work = LocalSGD(y, self._data, m.round, node.workload, mu, state, anchor=w, part=part)
         return await unless_stopped(node, work, m.round)  # type: ignore[no-any-return]
 
     def _select(
@@ -252,9 +254,9 @@ class LocalTraining:
             b_i = coreset_size(len(self._data), epoch_s, left_s, epochs, whole=select.by == "inputs")
         return b_i
 
-    async def _on_coreset(self, select: SelectCoreset, t: int, epochs: int) -> Trained | None:
+    async def _on_coreset(self, select: SelectCoreset, m: GlobalModel, epochs: int) -> Trained | None:
         """Choose the coreset and make so many epochs on it, with the optimiser anew."""
-        node = self._node
+        node, t, mu = self._node, m.round, self._config.proximal_mu
         if self._config.stragglers == "coreset":
             core: Coreset | None = await unless_stopped(node, select, t)
         else:
@@ -262,7 +264,8 @@ class LocalTraining:
         if core is None:
             return None
         workload = node.workload.model_copy(update={"epochs": epochs})
-        work = LocalSGD(select.parameters, core.of(self._data), t, workload)
+        y, data = select.parameters, core.of(self._data)
+        work = LocalSGD(y, data, t, workload, proximal_mu=mu, anchor=m.parameters)
         return await unless_stopped(node, work, t)  # type: ignore[no-any-return]
 
 
@@ -306,7 +309,7 @@ async def client(node: Node) -> None:
 
 def prepare(plan: RunPlan) -> None:
     """Refuse rounds that are not counted in epochs, and models without a last layer to go by."""
-    refuse_void_rounds(plan)
+    refuse_divergence(plan)
     assert plan.learner is not None
     model, config = plan.learner.model, plan.config
     for k in plan.ids("client"):
