@@ -99,6 +99,11 @@ class Chains:
         """Whether an update answers what client k was given last; given: in which life of the server."""
         return given == self._node.life and self.turns.get(k) == turn
 
+    def was_given(self, k: int, given: int, turn: int) -> bool:
+        """Whether client k can have had this turn; not all turns of an earlier life are known."""
+        here = given == self._node.life
+        return 0 <= given <= self._node.life and turn >= 0 and (not here or turn <= self.turns.get(k, -1))
+
     def rest(self, k: int) -> None:
         """Client k has sent its update, or has returned: it is free for more."""
         self._end(k)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
+import pkgutil
 
 import pytest
 import torch
@@ -10,24 +12,36 @@ from methods_reference import run, with_programs
 from small import small_plan
 from toy import Watcher
 
+from edgefl.errors import Stuck
 from edgefl.learning.poison import Poison
 from edgefl.learning.work import LocalSGD
+from edgefl.methods import federated
 from edgefl.methods.federated.fedasync import GlobalModel as AsyncModel
 from edgefl.methods.federated.fedasync import Update
 from edgefl.methods.federated.fedavg import GlobalModel, LocalModel
+from edgefl.nodes.registry import find_method, methods
+from edgefl.parameters import Vector
 from edgefl.patterns.reports import is_finite
 
 METHODS = [
-    "fedavg", "fedprox", "fednova", "fedadam", "fedyogi", "fedadagrad", "median", "trimmed-mean", "krum",
-    "multi-krum", "scaffold", "hierarchical-fedavg", "fedasync", "fedbuff", "bsp", "ssp", "asyncdrop",
-    "fjord", "fedcore", "adsp", "adacomm", "fixed-adacomm",
-]  # fmt: skip
+    importlib.import_module(info.name).METHOD.name
+    for info in pkgutil.iter_modules(federated.__path__, federated.__name__ + ".")
+]
 EPOCHS = {"train": {"local_steps": None, "local_epochs": 1}}
 """For methods that count in them."""
 
 
 def first_client(method):
     return small_plan(method, 6).ids("client")[0]
+
+
+def settings(method):
+    return EPOCHS if method == "fedcore" else {}
+
+
+def test_all_federated_methods_are_meant():
+    assert len(METHODS) >= 22 and set(METHODS) <= set(methods())
+    assert {"fedavg", "fedasync", "hierarchical-fedavg", "adsp"} <= set(METHODS)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -38,8 +52,7 @@ def first_client(method):
 )
 def test_a_hostile_client_is_refused_by_name_and_the_model_stays_finite(method, poison, why):
     bad = first_client(method)
-    more = EPOCHS if method == "fedcore" else {}
-    plan = small_plan(method, 6, rounds=4, poison={bad: poison}, **more)
+    plan = small_plan(method, 6, rounds=4, poison={bad: poison}, **settings(method))
     watcher = Watcher()
     outcome = run(plan, watcher)
     refused = [(node, detail) for _, kind, node, detail in watcher.events if kind == "refused"]
@@ -52,6 +65,103 @@ def test_a_hostile_client_is_refused_by_name_and_the_model_stays_finite(method, 
         dataclasses.replace(plan, nodes=tuple(dataclasses.replace(s, poison=None) for s in plan.nodes))
     )
     assert not torch.equal(outcome.results[0].values, rest.results[0].values)
+
+
+def run_altered(method, alter, watcher=None, **more):
+    """The method's own programs, whose first client's answers are altered on their way.
+
+    alter(message): what is sent in its place, one after the other. Only kinds that carry parameters are.
+    """
+    plan = small_plan(method, 6, rounds=4, **settings(method), **more)
+    bad, program = first_client(method), plan.method.roles["client"]
+
+    async def client(node):
+        inner = node.send
+
+        def send(to, message):
+            if node.id != bad or not carries(message):
+                return inner(to, message)
+            return [inner(to, one) for one in alter(message)][-1]
+
+        node.send = send
+        await program(node)
+
+    watcher = watcher or Watcher()
+    return run(with_programs(plan, client=client), watcher), watcher
+
+
+def carries(message):
+    """The names of a message's fields that are parameters."""
+    fields = {f.name: getattr(message, f.name) for f in dataclasses.fields(message)}
+    return [name for name, value in fields.items() if isinstance(value, Vector | torch.Tensor)]
+
+
+def of_another_shape(message):
+    def other(value):
+        return torch.zeros(3) if isinstance(value, torch.Tensor) else STAGE.init()
+
+    return [
+        dataclasses.replace(message, **{name: other(getattr(message, name)) for name in carries(message)})
+    ]
+
+
+STAGE = small_plan("fedavg", 1).learner.model.stage(0, 1)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_parameters_of_another_shape_are_refused_by_name(method):
+    outcome, watcher = run_altered(method, of_another_shape)
+    refused = [detail for _, kind, _, detail in watcher.events if kind == "refused"]
+    bad = first_client(method)
+    assert outcome.status == "finished" and is_finite(outcome.results[0])
+    assert refused and all(d.startswith(f"the update of node {bad}: it ") for d in refused)
+    assert sum(m.get("refused", 0) for _, _, m in watcher.metrics) == len(refused)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_an_answer_sent_twice_counts_once(method):
+    twice, watcher = run_altered(method, lambda m: [m, m])
+    sent = sum(row[0] for (k, _, _), row in twice.traffic.table.items() if k == first_client(method))
+    assert twice.status == "finished" and is_finite(twice.results[0])
+    assert 0 < twice.dropped["repeated"] <= sent // 2
+    once, honest = run_altered(method, lambda m: [m])
+    assert once.dropped.get("repeated", 0) == 0
+    if method not in ASYNCHRONOUS:  # of these what comes first depends on how long the lines are busy
+        assert twice.results[0].equal(once.results[0])
+    assert len(watcher.models) == len(honest.models)
+
+
+ASYNCHRONOUS = {"fedasync", "fedbuff", "ssp", "asyncdrop", "adsp", "adacomm"}
+
+
+def of_an_earlier_turn(message):
+    """An answer to a round, or a turn, before the first."""
+    name = "round" if hasattr(message, "round") else "turn"
+    return [dataclasses.replace(message, **{name: -1})]
+
+
+WAIT_FOR_ALL = {"bsp", "ssp"}
+"""These know no deadline: one that lives and does not answer holds them up, and a runtime names it."""
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - WAIT_FOR_ALL))
+def test_an_answer_to_another_round_is_dropped_and_counted(method):
+    """Where the server waits for all, the round ends at its deadline without it."""
+    has_deadline = "round_deadline_s" in find_method(method).config.model_fields
+    outcome, watcher = run_altered(
+        method, of_an_earlier_turn, **({"round_deadline_s": 5.0} if has_deadline else {})
+    )
+    counted = sum(m.get("dropped", 0) + m.get("refused", 0) for _, _, m in watcher.metrics)
+    assert outcome.status == "finished" and is_finite(outcome.results[0])
+    assert sum(outcome.stale.values()) + counted > 0
+
+
+@pytest.mark.parametrize("method", sorted(WAIT_FOR_ALL))
+def test_an_answer_to_another_clock_is_dropped_and_counted(method):
+    watcher = Watcher()
+    with pytest.raises(Stuck, match=r"server 0 \(toy\) waits for Push"):
+        run_altered(method, of_an_earlier_turn, watcher)
+    assert sum(m.get("dropped", 0) for _, _, m in watcher.metrics) == 1
 
 
 def _lying(change):

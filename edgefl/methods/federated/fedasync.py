@@ -92,6 +92,10 @@ async def serve(
                 chains.lose(m.sender)
                 continue
             if isinstance(m, kind):
+                if not chains.was_given(m.sender, m.given, m.turn):
+                    intake.refuse(m.sender, "it answers no model that it was given")
+                    node.record(refused=1)
+                    continue
                 current = chains.is_current(m.sender, m.given, m.turn)
                 start = chains.starts.get(m.sender) if current else None
                 u = max(0, t - m.version)
