@@ -279,6 +279,7 @@ def run_table(summary: Mapping[str, Any]) -> Table:
         rows.append((f"time to {_target(target)}", _missed(summary.get("time_to_target_s"))))
     rows += [
         ("time at the end", seconds(summary["time_s"])),
+        *_rounds(summary),
         (f"final {summary['metric']}", number(summary.get("final_metric"))),
         ("final loss", number(summary.get("final_loss"))),
         (
@@ -296,6 +297,13 @@ def run_table(summary: Mapping[str, Any]) -> Table:
     made = table((title, ""), rows)
     made.columns[0].style = "dim"
     return made
+
+
+def _rounds(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """How many, and how long; beside a prediction the time stands there."""
+    if summary.get("round_s") is not None:
+        each = "" if summary.get("predicted") else f", {seconds(summary['round_s'])} each"
+        yield "rounds", f"{number(summary['rounds'])}{each}"
 
 
 def _prediction(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:

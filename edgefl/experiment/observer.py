@@ -15,6 +15,7 @@ from edgefl.devices.energy import Meter
 from edgefl.errors import RunError
 from edgefl.experiment.build import Built
 from edgefl.experiment.energy import node_joules, total
+from edgefl.experiment.pace import reached
 from edgefl.experiment.tables import RISING
 from edgefl.keyed import generator
 from edgefl.learning.work import Evaluate, Evaluation
@@ -33,7 +34,7 @@ JOINT = -1
 """Stands for a node where one model is evaluated that is no single node's."""
 
 _STATE = (
-    "_models", "_steps", "_parts", "_seen", "_num_marked", "_marked", "_fresh", "time_to_target_s",
+    "_models", "_steps", "_parts", "paces", "_seen", "_num_marked", "_marked", "_fresh", "time_to_target_s",
     "evaluations", "costs", "metrics", "spans", "events", "num_spans_left_out",
 )  # fmt: skip
 
@@ -73,7 +74,7 @@ class RunObserver:
         self._parts: dict[str, Vector] = {}
         self._seen: dict[int, tuple[Vector, Evaluation]] = {}
         self.paces: dict[int, tuple[float, int]] = {}
-        """When each node published last, and which step."""
+        """When each node reached the last step that it published, and which."""
         self.links: dict[int, dict[str, Any]] = {}
         """The way to the lead as a node's process measured it when it joined."""
         self._num_marked, self._marked = 0, dict[int, int]()
@@ -109,7 +110,7 @@ class RunObserver:
             return False
         self._fresh = True
         self._models[node], self._steps[node] = parameters, step
-        self.paces[node] = time_s, step
+        reached(self.paces, node, time_s, step)
         self._report(time_s, step)
         every = self._every_rounds
         if every is None or step % every or step <= self._marked.get(node, 0):
@@ -252,7 +253,7 @@ class RunObserver:
         ends = _publishers(self._built.plan)
         for node, (time_s, step, parameters) in sorted(outcome.last_models.items()):
             if node in ends:
-                self.paces[node] = time_s, step
+                reached(self.paces, node, time_s, step)
                 self._models[node], self._steps[node], self._fresh = parameters, step, True
                 self._parts[f"of node {node}"] = parameters
         self._models = dict(sorted(self._models.items()))

@@ -13,13 +13,12 @@ from typing import Any
 from edgefl.errors import EdgeflError
 from edgefl.experiment.build import Built
 from edgefl.experiment.energy import node_joules
+from edgefl.experiment.pace import Paces, mean_round_s, mean_rounds
 from edgefl.experiment.preview import go_through
 from edgefl.runtimes.outcome import Outcome
 
 MOST_ROUNDS = 100
 """Rounds that a prediction goes through."""
-Paces = Mapping[int, tuple[float, int]]
-"""When each node published last, and which step, by node."""
 
 
 @dataclass(frozen=True)
@@ -85,11 +84,10 @@ def beside(
 
 
 def _side(built: Built, outcome: Outcome, paces: Paces, measured_j: Mapping[int, float]) -> Side | None:
-    paced = {node: (time_s, step) for node, (time_s, step) in paces.items() if step > 0}
-    if not paced:
+    if not paces:
         return None
-    rounds = sum(step for _, step in paced.values()) / len(paced)
-    round_s = {node: time_s / step for node, (time_s, step) in paced.items()}
+    rounds = mean_rounds(paces)
+    round_s = {node: time_s / step for node, (time_s, step) in paces.items()}
     sent, received = outcome.traffic.sent_bytes, outcome.traffic.received_bytes
     nodes = []
     for i, spec in enumerate(built.plan.nodes):
@@ -97,7 +95,7 @@ def _side(built: Built, outcome: Outcome, paces: Paces, measured_j: Mapping[int,
         joules = measured_j.get(i, node_joules(spec.profile, outcome.time_s, busy_s, num_bytes))
         per_round = None if joules is None else joules / rounds
         nodes.append(Figures(round_s.get(i), busy_s / rounds, sent.get(i, 0) / rounds, per_round))
-    mean_s = sum(round_s.values()) / len(round_s)
+    mean_s = mean_round_s(paces, built.plan.method.evaluates)
     return Side(rounds, mean_s, sum(figures.sent_bytes for figures in nodes), tuple(nodes))
 
 

@@ -15,6 +15,7 @@ from edgefl.errors import RunError
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import Experiment
 from edgefl.experiment.energy import node_joules
+from edgefl.experiment.pace import mean_round_s, mean_rounds, reached
 from edgefl.learning.unlearned import Unlearned
 from edgefl.nodes.traffic import Traffic
 from edgefl.parameters import Vector
@@ -55,9 +56,9 @@ class NodePreview:
 
 @dataclass(frozen=True)
 class Preview:
-    """round_s: mean seconds of a round. spans: (node, kind, start_s, end_s) of the first shown_s seconds: two
-    rounds, or one of the slowest device where that is longer. lines: what the method's own planner
-    has planned."""
+    """round_s: mean seconds of a round, as a run's summary has it. spans: (node, kind, start_s, end_s) of the
+    first shown_s seconds: two rounds, or one of the slowest device where that is longer. lines: what the
+    method's own planner has planned."""
 
     method: str
     policy: str
@@ -95,8 +96,7 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
     outcome, watcher = go_through(built, rounds)
     if not watcher.published_at:
         raise RunError(f"no round ended in {outcome.time_s:g} s: {outcome.reason}")
-    paces = [time_s / step for time_s, step in watcher.published_at.values()]
-    round_s = sum(paces) / len(paces)
+    round_s = mean_round_s(watcher.published_at, plan.method.evaluates)
     nodes = tuple(_node(built, watcher, outcome, i) for i in range(len(plan.nodes)))
     working = [node for node in nodes if node.num_examples] or nodes
     # An asynchronous server ends a round with each report: its rounds are shorter than any device's.
@@ -104,7 +104,7 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
     return Preview(
         method=plan.method.name,
         policy=experiment.assign.policy,
-        num_rounds=sum(step for _, step in watcher.published_at.values()) / len(watcher.published_at),
+        num_rounds=mean_rounds(watcher.published_at),
         time_s=outcome.time_s,
         round_s=round_s,
         idle=sum(node.idle for node in working) / len(working),
@@ -164,7 +164,7 @@ class Watcher:
 
     def __init__(self) -> None:
         self.published_at: dict[int, tuple[float, int]] = {}
-        """When each node published last, and which step."""
+        """When each node reached the last step that it published, and which."""
         self.sending_s: defaultdict[int, float] = defaultdict(float)
         self.spans: list[tuple[int, str, float, float]] = []
 
@@ -172,8 +172,7 @@ class Watcher:
         """Traffic is the outcome's."""
 
     def published(self, node: int, time_s: float, step: int, parameters: Vector, part: str | None) -> bool:
-        if step > 0:
-            self.published_at[node] = (time_s, step)
+        reached(self.published_at, node, time_s, step)
         return False
 
     def tick(self, time_s: float) -> bool:

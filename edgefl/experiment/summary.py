@@ -14,6 +14,7 @@ from edgefl.experiment.build import Built
 from edgefl.experiment.energy import node_joules, total, word
 from edgefl.experiment.folder import RunFolder
 from edgefl.experiment.observer import RunObserver, spread, value_of
+from edgefl.experiment.pace import mean_round_s, mean_rounds
 from edgefl.runtimes.outcome import Outcome
 
 
@@ -22,7 +23,8 @@ def summarise(
 ) -> dict[str, Any]:
     """A run in one dictionary that JSON can hold; times in seconds, None for what is not known.
 
-    final_metric, final_loss: means over the nodes evaluated at the end. busy_s, idle_s: device-seconds of
+    rounds, round_s: that a node published in the mean, and what one took (see pace). final_metric,
+    final_loss: means over the nodes evaluated at the end. busy_s, idle_s: device-seconds of
     the whole fleet. wire_bytes: modelled. joules: of the nodes whose machine measures them or whose profile
     has power; energy: in which of these ways, "measured", "modelled", or both.
     """
@@ -32,6 +34,7 @@ def summarise(
     worst_tenth, mean, best = spread(values, metric) if values else (None, None, None)
     accuracies = [e.metrics["accuracy"] for e in finals if "accuracy" in e.metrics]
     nodes = list(_node_rows(built, observer, outcome))
+    paces = observer.paces
     stale, dropped = sum(outcome.stale.values()), sum(outcome.dropped.values())
     return {
         "name": built.experiment.name,
@@ -40,6 +43,8 @@ def summarise(
         "seed": built.plan.seed,
         "nodes": len(built.plan.nodes),
         "time_s": outcome.time_s,
+        "rounds": mean_rounds(paces) if paces else 0,
+        "round_s": mean_round_s(paces, built.plan.method.evaluates) if paces else None,
         "metric": metric,
         "target": None if target is None else {"metric": metric, "value": target.value},
         "time_to_target_s": observer.time_to_target_s,

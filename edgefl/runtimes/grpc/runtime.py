@@ -47,7 +47,7 @@ class MergingObserver(Observer, Protocol):
 
 @dataclass(frozen=True)
 class LastModel(Message):
-    """What a node published last, sent to the lead when the run is over."""
+    """What a node published last, sent to the lead at the end. time_s: when it came to that step."""
 
     once_by = ("node",)
     node: int
@@ -463,8 +463,9 @@ class GrpcRuntime(Interpreter):
     # --- operations -----------------------------------------------------------------------------------------
 
     def publish(self, state: Any, parameters: Vector, step: int, part: str | None) -> None:
-        now = self.clock()
-        self._last[state.id] = LastModel(state.id, now, step, parameters)
+        now, last = self.clock(), self._last.get(state.id)
+        reached_s = last.time_s if last is not None and last.step == step else now
+        self._last[state.id] = LastModel(state.id, reached_s, step, parameters)
         self._pool.submit(self._publish, state.id, now, step, parameters, part)
 
     def _publish(self, node: int, now: float, step: int, parameters: Vector, part: str | None) -> None:
