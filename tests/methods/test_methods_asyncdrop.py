@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from effects import step_s
-from methods_reference import INSTANT, batches, rate, run, start
+from methods_reference import INSTANT, batches, rate, run, start, with_programs
 from methods_reference import gradient as gradient_at
 from small import run_small, small_plan
 from toy import PROFILE, Watcher
@@ -153,33 +153,35 @@ def test_a_round_takes_three_quarters_of_the_time():
     assert seconds(0.25) == pytest.approx(0.75 * seconds(0.0), rel=1e-6)
 
 
+def refused(changes, faults=None):
+    """Why updates of client 1 are refused, the first of its last life with these changes sent before it."""
+    plan = small_plan("asyncdrop", 2, rounds=6, faults=faults)
+    last = 0 if faults is None else 1
+
+    async def lying(node):
+        inner, told = node.send, []
+
+        def send(to, message):
+            if node.id == 1 and node.life == last and not told:
+                told.append(inner(to, dataclasses.replace(message, **changes)))
+            return inner(to, message)
+
+        node.send = send
+        await METHOD.roles["client"](node)
+
+    watcher = Watcher()
+    outcome = run(with_programs(plan, client=lying), watcher)
+    assert outcome.status == "finished"
+    return [detail for _, kind, _, detail in watcher.events if kind == "refused"]
+
+
 def test_an_update_without_a_known_mask_or_of_another_size_is_refused():
-    for change, why in (
-        ({"turn": 99}, "its mask is not known any more"),
-        ({"values": torch.zeros(7)}, "it does not fit its mask"),
-    ):
-        plan = small_plan("asyncdrop", 2, rounds=2)
-        client = METHOD.roles["client"]
-
-        async def lying(node, client=client, change=change):
-            inner = node.send
-
-            def send(to, message):
-                first = node.id == 1 and message.turn == 0
-                if first and "turn" in change:
-                    inner(to, dataclasses.replace(message, **change))
-                return inner(to, dataclasses.replace(message, **change) if first else message)
-
-            node.send = send
-            await client(node)
-
-        roles = {**METHOD.roles, "client": lying}
-        watcher = Watcher()
-        faulty = dataclasses.replace(plan, method=dataclasses.replace(METHOD, roles=roles))
-        outcome = run(faulty, watcher)
-        refused = [detail for _, kind, _, detail in watcher.events if kind == "refused"]
-        assert refused == [f"the update of node 1: {why}"]
-        assert outcome.status in ("finished", "stuck")
+    assert refused({"values": torch.zeros(7)}) == ["the update of node 1: it does not fit its mask"]
+    for changes in ({"turn": 99}, {"turn": -1}, {"given": 1}):
+        assert refused(changes) == ["the update of node 1: it answers no model that it was given"]
+    half_s = run_small("asyncdrop", 2, rounds=6).time_s / 2
+    crash = FaultPlan(crashes=(Crash(1, at_s=half_s, down_s=half_s / 10),), detect_s=1e-4)
+    assert refused({"turn": 0}, crash) == ["the update of node 1: its mask is not known any more"]
 
 
 @pytest.mark.parametrize("at_share", [0.15, 0.5, 0.85])
