@@ -286,7 +286,9 @@ class StageBackward(Work):
             loss = tasks.mean_loss(self.stage.task, tape.output, self.labels.to(scratch.device))
             loss.backward()  # type: ignore[no-untyped-call]
         elif self.output_gradient is not None:
-            tape.output.backward(self.output_gradient.to(scratch.device))  # type: ignore[no-untyped-call]
+            # The bits of backward(gradient), whose first call in a process imports SymPy for half a second.
+            pulled = (tape.output * self.output_gradient.to(scratch.device)).sum()
+            pulled.backward()  # type: ignore[no-untyped-call]
         x = tape.inputs.grad
         return StageGradient(
             scratch.gradient_vector(self.parameters),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Collection, Coroutine, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Hashable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 M = TypeVar("M", bound=Message)
+F = TypeVar("F")
 
 
 class FleetView:
@@ -141,6 +142,16 @@ class FleetView:
     def latency_s(self, i: int, j: int) -> float:
         """Planned one-way latency from i to j."""
         return self._plan.network.latency_s(i, j)
+
+    def once(self, key: Hashable, find: Callable[[], F]) -> F:
+        """What find() gives, found once for all that ask with this key: for planners, which take their time.
+
+        key: what the result depends on besides the planned fleet.
+        """
+        if key not in self._plan.found:
+            self._plan.found[key] = find()
+        found: F = self._plan.found[key]
+        return found
 
     def alive(self, j: int) -> bool:
         """Whether node j lives, as last detected."""

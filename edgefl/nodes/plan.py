@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Protocol
@@ -104,6 +104,8 @@ class RunPlan:
     """How updates are made smaller on their way, by methods that send updates."""
     replan: Replan | None = None
     """What a node goes by when its local training takes another time than planned; None: the plan stands."""
+    found: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """What planners have found for it (see FleetView.once)."""
 
     @cached_property
     def _ids(self) -> Mapping[str | None, tuple[int, ...]]:

@@ -51,6 +51,13 @@ def plan_fleet(
     view: FleetView, learner: Learner, config: PipelineConfig, policies: Sequence[Policy]
 ) -> Planned:
     """The plan that the settings ask for, or the planner's. Raises NoPlan when memory allows none."""
+    key = ("pipeline", config, tuple(policies))
+    return view.once(key, lambda: _planned(view, learner, config, policies))
+
+
+def _planned(
+    view: FleetView, learner: Learner, config: PipelineConfig, policies: Sequence[Policy]
+) -> Planned:
     ids = view.ids()
     costs = ModelCosts(learner, {i: view.profile(i) for i in ids}, config.packing)
     links = links_of(view, view.link_model)

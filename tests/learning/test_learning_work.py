@@ -231,6 +231,43 @@ def test_call_freezes_its_arguments_and_refuses_closures() -> None:
         Call(lambda: numbers)
 
 
+@pytest.mark.parametrize("name", ["cnn", "transformer", "resnet-group"])
+def test_the_gradient_at_a_stage_has_the_bits_of_pytorchs_backward(name: str) -> None:
+    model, data = named_model(name)
+    stage = model.stage(1, len(model.blocks) - 1)
+    w = model.cut(model.init(), 1, len(model.blocks) - 1)
+    learner = Learner(model, TrainConfig())
+    x = StageForward(model.stage(0, 1), model.cut(model.init(), 0, 1), data.x_train[:5]).run(learner)
+    scratch = learner.scratch(stage)
+    scratch.load(w)
+    leaf = scratch.inputs(x).detach().requires_grad_()
+    output = scratch.forward(leaf, training=True)
+    g = torch.randn(output.shape, generator=torch.Generator().manual_seed(0))
+    scratch.gradient.zero_()
+    output.backward(g)
+    expected = scratch.gradient.clone()
+    found = StageBackward(stage, w, x, output_gradient=g).run(learner)
+    assert torch.equal(found.parameters.values, expected) and torch.equal(found.input, leaf.grad)
+
+
+def test_a_stages_backward_pass_does_not_load_sympy() -> None:
+    """It takes half a second, in each process that holds a part of a model."""
+    code = """
+import sys, torch
+from edgefl.data.config import DataConfig
+from edgefl.data.load import load_dataset
+from edgefl.learning import Learner, ModelConfig, StageBackward, TrainConfig, build_model
+model = build_model(ModelConfig(name="mlp"), load_dataset(DataConfig()), 0)
+stage, x = model.stage(0, 1), torch.ones(2, 1, 8, 8)
+w = model.cut(model.init(), 0, 1)
+gradient = torch.ones(2, *stage.block_counts[-1].output_shape)
+StageBackward(stage, w, x, output_gradient=gradient).run(Learner(model, TrainConfig()))
+print("sympy" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_a_step_imports_no_optimiser_of_pytorch() -> None:
     code = """
 import sys, torch

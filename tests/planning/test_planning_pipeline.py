@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from small import small_plan
+from toy import PROFILE, Watcher
 
-from edgefl.planning import dapple
+from edgefl.learning.executors import make_executor
+from edgefl.planning import dapple, fleet
 from edgefl.planning.dapple import NoPlan, fits, plan_pipeline, shapes, with_policy
 from edgefl.planning.pipeline import (
     PipelinePlan,
@@ -22,6 +25,7 @@ from edgefl.planning.pipeline import (
     simulated,
 )
 from edgefl.planning.simulate import Compute, Links, Receive, Send, simulate
+from edgefl.runtimes.virtual import VirtualRuntime
 
 
 @dataclass
@@ -283,3 +287,19 @@ def test_a_schedule_that_never_ends_is_refused_and_bubbles_are_told():
     lists = instructions(with_policy(plan, costs, "PA"), costs)
     whole = simulate(lists, links(4))
     assert whole.bubble(0) == pytest.approx(3 / 19)  # (S - 1) / (M + S - 1)
+
+
+def test_a_fleet_is_planned_once_for_all_that_ask(monkeypatch):
+    """What refuses, what needs memory, and the leader go by one plan; another plan is not taken for it."""
+    asked = []
+    find = fleet.plan_pipeline
+    monkeypatch.setattr(fleet, "plan_pipeline", lambda *args: asked.append(args) or find(*args))
+    plan = small_plan("dapple", 3, rounds=1, model={"hidden": (16, 8)})
+    plan.method.prepare(plan)
+    assert plan.method.memory(plan)
+    assert VirtualRuntime(plan, Watcher(), make_executor("inline", plan.learner)).run().status == "finished"
+    assert len(asked) == 1
+    slow = PROFILE.model_copy(update={"compute_flops": 1e6})
+    slower = replace(plan, nodes=tuple(replace(spec, profile=slow) for spec in plan.nodes))
+    slower.method.prepare(slower)
+    assert len(asked) == 2

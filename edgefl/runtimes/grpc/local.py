@@ -14,6 +14,7 @@ from typing import Any
 from edgefl.learning.executors import Executor
 from edgefl.nodes.plan import RunPlan
 from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.loop import run
 from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.returning import ReturningRuntime
 from edgefl.runtimes.grpc.runtime import GrpcRuntime, MergingObserver, RemoteFailure
@@ -112,7 +113,7 @@ def _run(program: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(program())
+        return run(program())
     running: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[Outcome]]] = []
 
     async def known() -> Outcome:
@@ -121,7 +122,7 @@ def _run(program: Callable[[], Coroutine[Any, Any, Outcome]]) -> Outcome:
         return await task
 
     with ThreadPoolExecutor(1, thread_name_prefix="edgefl-loop") as pool:
-        ended = pool.submit(lambda: asyncio.run(known()))
+        ended = pool.submit(lambda: run(known()))
         try:
             return ended.result()
         except KeyboardInterrupt:
