@@ -14,7 +14,7 @@ from edgefl.learning.learner import Learner
 from edgefl.learning.model import Model
 from edgefl.learning.stacks import dense_layers
 from edgefl.learning.work import Evaluate, Gradient, LocalSGD, Work
-from edgefl.learning.workers import Workers, default_workers
+from edgefl.learning.workers import Job, Workers, default_workers
 
 T = TypeVar("T")
 _WHOLE = (LocalSGD, Gradient, Evaluate)
@@ -92,7 +92,8 @@ class Inline:
 
 
 class Parallel:
-    """Item beside item, each by itself, on threads: for models that are bound by arithmetic.
+    """Item beside item, each by itself, on threads: for models that are bound by arithmetic. workers: the
+    threads, the caller's among them.
 
     Every result is Inline's, bit for bit. Work on one stage of a model stays with the caller, where what its
     forward pass keeps for the backward pass lies.
@@ -101,8 +102,9 @@ class Parallel:
     group = 1
 
     def __init__(self, learner: Learner, workers: int) -> None:
-        self.learner, self.num_workers = learner, workers
+        self.learner = learner
         self._workers = Workers(learner, workers)
+        self.num_workers = self._workers.beside
 
     def run(self, works: Sequence[Work]) -> list[object]:
         return [future.result() for future in self.start(works)]
@@ -127,7 +129,7 @@ class Part:
 
     __slots__ = ("_place", "_results")
 
-    def __init__(self, results: Future[Sequence[object]], place: int) -> None:
+    def __init__(self, results: Future[Sequence[object]] | Job[Sequence[object]], place: int) -> None:
         self._results, self._place = results, place
 
     def result(self) -> object:
@@ -141,8 +143,9 @@ class Batched:
     """Items of one key become one vectorised step, at most `group` at once, fewer of large models; others go
     one by one.
 
-    For models of dense layers alone. workers: threads that take the groups side by side; which items make a
-    group does not depend on their number. Raises ConfigError for other models, or a group below 1.
+    For models of dense layers alone. workers: threads that take the groups side by side, the caller's among
+    them; which items make a group does not depend on their number. Raises ConfigError for other models, or a
+    group below 1.
     """
 
     def __init__(self, learner: Learner, group: int = DEFAULT_GROUP, workers: int = 1) -> None:
@@ -158,7 +161,7 @@ class Batched:
         self.group = min(group, max(_FEW, _MOST_VALUES // learner.model.layout.size))
         self._dense = DenseGroups(learner, layers)
         self._workers = Workers(learner, workers)
-        self.num_workers = workers if workers > 1 else 0
+        self.num_workers = self._workers.beside
         self._narrower: dict[Model, DenseGroups] = {}
 
     def run(self, works: Sequence[Work]) -> list[object]:
@@ -170,6 +173,7 @@ class Batched:
         promises: list[Promise | None] = [None] * len(works)
         for members in self._groups(works):
             group = [works[i] for i in members]
+            results: Future[Sequence[object]] | Job[Sequence[object]]
             if self.num_workers and len(group) > 1:
                 results = self._workers.submit(partial(self._together, group))
             else:

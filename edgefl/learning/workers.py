@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 
@@ -19,15 +20,13 @@ from edgefl.learning.learner import Learner
 
 T = TypeVar("T")
 VARIABLE = "EDGEFL_WORKERS"
-"""Environment variable with the number of workers of this process; the processor's cores where not set."""
+"""Environment variable with the number of threads at work in this process; its cores where not set."""
 MOST = 4096
-"""Workers of a process."""
-_BUILDING = threading.Lock()
-"""One at a time makes its modules: making one borrows torch's global random state."""
+"""Threads of a process."""
 
 
 def default_workers() -> int:
-    """Workers of this process unless somebody says otherwise.
+    """Threads at work in this process unless somebody says otherwise.
 
     Raises ConfigError when the environment names no positive number.
     """
@@ -39,27 +38,89 @@ def default_workers() -> int:
     return int(given)
 
 
+class Job(Generic[T]):
+    """A call that is carried out once, by a worker or by whoever waits for it first."""
+
+    __slots__ = ("_call", "_future", "_workers")
+
+    def __init__(self, call: Callable[[Learner], T], workers: Workers) -> None:
+        self._call, self._workers = call, workers
+        self._future: Future[T] = Future()
+
+    def result(self) -> T:
+        """What the call returned, or what it raised. Who waits carries out what nobody has begun yet: this
+        job, or the oldest."""
+        while not self._future.done() and self._workers.help(self):
+            pass
+        return self._future.result()
+
+    def cancel(self) -> bool:
+        """Nobody wants it any more; whether that kept it from being carried out."""
+        return self._future.cancel()
+
+    def carry_out(self, learner: Learner) -> None:
+        """Carry it out, unless it was cancelled."""
+        if not self._future.set_running_or_notify_cancel():
+            return
+        try:
+            self._future.set_result(self._call(learner))
+        except BaseException as error:  # it is raised where the result is asked for
+            self._future.set_exception(error)
+
+
 class Workers:
-    """`count` threads, started when first needed. What they work on they get as values."""
+    """`count` threads at work, the caller's among them. What they work on they get as values.
+
+    A thread that is asked to work begins when the interpreter comes to it; who waits meanwhile does not wait
+    idly, but does what is next itself.
+    """
 
     def __init__(self, learner: Learner, count: int) -> None:
         if count < 1:
             raise ConfigError("workers", count, "at least 1 is needed")
-        self.count = count
+        self.beside = count - 1
+        """Threads beside the caller's."""
         self._learner = learner
         self._own = threading.local()
+        self._waiting: deque[Job[Any]] = deque()
+        """What nobody has begun, the oldest first."""
         self._pool: ThreadPoolExecutor | None = None
 
-    def submit(self, call: Callable[[Learner], T]) -> Future[T]:
+    def submit(self, call: Callable[[Learner], T]) -> Job[T]:
         """Have the next free thread do this with its own learner; calls begin in the order given."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(self.count, "edgefl worker", self._begin)
-        return self._pool.submit(self._carry_out, call)
+        job = Job(call, self)
+        self._waiting.append(job)
+        if self.beside:
+            if self._pool is None:
+                # Made here, and not there: making modules borrows torch's global random state.
+                twins = [self._learner.twin() for _ in range(self.beside)]
+                self._pool = ThreadPoolExecutor(self.beside, "edgefl worker", self._begin, (twins,))
+            self._pool.submit(self._carry_out_next)
+        return job
 
-    def _begin(self) -> None:
+    def help(self, wanted: Job[Any]) -> bool:
+        """In the caller's thread: carry out a job, or else the oldest, that nobody has begun; whether there
+        was one."""
+        try:
+            self._waiting.remove(wanted)
+        except ValueError:
+            if not self._waiting:
+                return False
+            return self._carry_out(self._learner)
+        wanted.carry_out(self._learner)
+        return True
+
+    def _begin(self, twins: list[Learner]) -> None:
         torch.set_num_threads(1)
-        with _BUILDING:
-            self._own.learner = self._learner.twin()
+        self._own.learner = twins.pop()
 
-    def _carry_out(self, call: Callable[[Learner], T]) -> T:
-        return call(self._own.learner)
+    def _carry_out_next(self) -> None:
+        self._carry_out(self._own.learner)
+
+    def _carry_out(self, learner: Learner) -> bool:
+        try:
+            job = self._waiting.popleft()
+        except IndexError:  # somebody else was first
+            return False
+        job.carry_out(learner)
+        return True
