@@ -240,10 +240,7 @@ class RunObserver:
     def _joules(self, time_s: float) -> float | None:
         nodes, traffic = self._built.plan.nodes, self._traffic
         return total(
-            node_joules(
-                nodes[i].profile, time_s, self._busy_s[i], traffic.sent_bytes[i] + traffic.received_bytes[i]
-            )
-            for i in self.hosted
+            node_joules(nodes[i].profile, time_s, self._busy_s[i], traffic.node_bytes(i)) for i in self.hosted
         )
 
     # --- the end ---------------------------------------------------------------------------------------

@@ -97,7 +97,8 @@ def preview(experiment: Experiment, rounds: int = ROUNDS) -> Preview:
     if not watcher.published_at:
         raise RunError(f"no round ended in {outcome.time_s:g} s: {outcome.reason}")
     round_s = mean_round_s(watcher.published_at, plan.method.evaluates)
-    nodes = tuple(_node(built, watcher, outcome, i) for i in range(len(plan.nodes)))
+    sent = outcome.traffic.sent_bytes
+    nodes = tuple(_node(built, watcher, outcome, i, sent.get(i, 0)) for i in range(len(plan.nodes)))
     working = [node for node in nodes if node.num_examples] or nodes
     # An asynchronous server ends a round with each report: its rounds are shorter than any device's.
     shown_s = max(2 * round_s, max((node.planned_s or 0.0) for node in nodes))
@@ -125,12 +126,11 @@ def go_through(built: Built, rounds: int) -> tuple[Outcome, Watcher]:
     return outcome, watcher
 
 
-def _node(built: Built, watcher: Watcher, outcome: Outcome, i: int) -> NodePreview:
+def _node(built: Built, watcher: Watcher, outcome: Outcome, i: int, sent_bytes: int) -> NodePreview:
     spec, time_s = built.plan.nodes[i], outcome.time_s
     num_examples = 0 if spec.data is None else len(spec.data)
     share = built.assignment.shares.get(i)
     busy_s = float(outcome.busy_s.get(i, 0.0))
-    sent, received = outcome.traffic.sent_bytes.get(i, 0), outcome.traffic.received_bytes.get(i, 0)
     return NodePreview(
         node=i,
         role=spec.role,
@@ -144,8 +144,8 @@ def _node(built: Built, watcher: Watcher, outcome: Outcome, i: int) -> NodePrevi
         idle=max(0.0, 1 - busy_s / spec.profile.lanes / time_s) if time_s else 0.0,
         planned_s=None if share is None or built.memory is not None else share.total_s,
         memory_bytes=_memory_bytes(built, i),
-        sent_bytes=sent,
-        joules=node_joules(spec.profile, time_s, busy_s, sent + received),
+        sent_bytes=sent_bytes,
+        joules=node_joules(spec.profile, time_s, busy_s, outcome.traffic.node_bytes(i)),
     )
 
 

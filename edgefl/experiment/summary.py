@@ -85,10 +85,11 @@ def write_results(folder: RunFolder, built: Built, observer: RunObserver, outcom
 
 def _node_rows(built: Built, observer: RunObserver, outcome: Outcome) -> Iterator[tuple[Any, ...]]:
     """node, role, device, num_examples, busy_s, idle_s, sent, received, joules, metric, loss, energy"""
-    traffic, measured_j = outcome.traffic, observer.measured_j
+    all_sent, all_received = outcome.traffic.sent_bytes, outcome.traffic.received_bytes
+    measured_j = observer.measured_j
     for i, spec in enumerate(built.plan.nodes):
         busy_s = float(outcome.busy_s.get(i, 0.0))
-        sent, received = traffic.sent_bytes.get(i, 0), traffic.received_bytes.get(i, 0)
+        sent, received = all_sent.get(i, 0), all_received.get(i, 0)
         final = observer.final_models.get(i)
         joules = node_joules(spec.profile, outcome.time_s, busy_s, sent + received)
         energy = None if joules is None else "modelled"

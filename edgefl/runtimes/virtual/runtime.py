@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,7 +109,7 @@ class VirtualRuntime(Interpreter):
 
     def run(self) -> Outcome:
         """Run to the end. Raises Stuck when nobody can move any more, ProgramFailed for a program's error."""
-        with _rare_collections():
+        with _rare_collections(), _quick_switches():
             return self._run()
 
     def _run(self) -> Outcome:
@@ -216,7 +217,10 @@ class VirtualRuntime(Interpreter):
         lane = self._lanes[sender].get((receiver, kind))
         if lane is None:
             lane = self._open(sender, receiver, kind)
-        self.traffic.count(lane.row, sender, receiver, payload_bytes, encoded_bytes)
+        row = lane.row
+        row[0] += 1
+        row[1] += payload_bytes
+        row[2] += encoded_bytes
         # What is lost on the way is sent again, but for datagrams.
         size = float(encoded_bytes) if kind.lossy else encoded_bytes / (1 - lane.loss)
         flow = Flow(transfer, lane, encoded_bytes, size, rate)
@@ -279,16 +283,10 @@ class VirtualRuntime(Interpreter):
 
     def _uncharge(self, flow: Flow) -> None:
         """Take what has not left off the traffic; a message of which nothing has left was never sent."""
-        unsent = flow.remaining / flow.size_bytes
-        lane, payload = flow.lane, payload_bytes(flow.transfer.message)
-        self.traffic.count(
-            lane.row,
-            lane.sender,
-            lane.receiver,
-            -round(unsent * payload),
-            -round(unsent * flow.encoded_bytes),
-            messages=-1 if unsent == 1 else 0,
-        )
+        unsent, row = flow.remaining / flow.size_bytes, flow.lane.row
+        row[0] -= 1 if unsent == 1 else 0
+        row[1] -= round(unsent * payload_bytes(flow.transfer.message))
+        row[2] -= round(unsent * flow.encoded_bytes)
 
     def _next_in(self, lane: Lane) -> None:
         """One has left a lane: the next starts."""
@@ -380,7 +378,7 @@ class VirtualRuntime(Interpreter):
         spec, state = self.plan.nodes[node], self.states[node]
         battery_j, profile = spec.battery_j, spec.profile
         assert battery_j is not None and profile.busy_w is not None
-        num_bytes = self.traffic.sent_bytes.get(node, 0) + self.traffic.received_bytes.get(node, 0)
+        num_bytes = self.traffic.node_bytes(node)
         busy_s = state.processor.busy_until(self._time_s)
         used_j = modelled_joules(profile, self._time_s, busy_s, num_bytes)
         assert used_j is not None
@@ -420,3 +418,15 @@ def _rare_collections() -> Iterator[None]:
         yield
     finally:
         gc.set_threshold(*before)
+
+
+@contextmanager
+def _quick_switches() -> Iterator[None]:
+    """Let a worker that has been given work begin at once, and not when this thread waits: most of its time
+    it holds no lock of the interpreter."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(2e-4)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
