@@ -53,9 +53,12 @@ class Hub:
 
     def enter(self, flow: Flow, now: float) -> None:
         """A flow comes to the hub; its rate follows from the next `settle`."""
-        self._serve(now)
         flow.hub = self
-        self._to_level(flow)
+        if self.redistributes and not self._count and self._capped_rate + flow.most <= self.end.capacity:
+            self._go(flow, flow.most)  # as it is while nobody has to share
+        else:
+            self._serve(now)
+            self._to_level(flow)
 
     def rate(self, flow: Flow) -> float:
         """What a flow here gets now."""
@@ -85,6 +88,12 @@ class Hub:
 
     def settle(self, now: float) -> None:
         """Find the level, and when the first flow at it ends."""
+        if not self._count:
+            _first(self._fastest)  # those that have left are let go of
+            if self._level != _INF:
+                self._level, self._next = _INF, -1
+                self._token += 1
+            return
         self._serve(now)
         before = self._level
         while True:
@@ -133,10 +142,14 @@ class Hub:
     def _cap(self, flow: Flow, rate: float, now: float) -> None:
         """A flow cannot use the level: it goes at its own most."""
         flow.remaining, flow.updated_s = max(0.0, flow.goal - self._served), now
+        self._count -= 1
+        self._go(flow, rate)
+
+    def _go(self, flow: Flow, rate: float) -> None:
+        """A flow goes at a rate of its own from now on."""
         self._links.numbered += 1
         flow.number, flow.rate = self._links.numbered, max(rate, LEAST_RATE)
         flow.token += 1
-        self._count -= 1
         self._capped[flow] = flow.rate
         self._capped_rate += flow.rate
         heappush(self._fastest, (-flow.rate, flow.number, flow))

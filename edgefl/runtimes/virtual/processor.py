@@ -187,6 +187,8 @@ class Processor:
         self._jitter, self._call_later, self._finished = jitter, call_later, finished
         self._queue: deque[Item] = deque()
         self._running: dict[Item, None] = {}
+        self._taken = 0
+        """Lanes taken: items that run without a share."""
         self._by_task: dict[Task[Any], Item] = {}
         self._heat = None if spec.thermal is None else Heat(spec.thermal)
         self._cost: Cost | None = None
@@ -248,10 +250,8 @@ class Processor:
         self._finished(item)
 
     def _fill(self, now: float) -> None:
-        queued = sum(1 for item in self._running if item.share is None) if self._queue else 0
-        while self._queue and queued < self._spec.profile.lanes:
+        while self._queue and self._taken < self._spec.profile.lanes:
             self._start(self._queue.popleft(), now)
-            queued += 1
 
     def _start(self, item: Item, now: float) -> None:
         item.start_s = now
@@ -262,6 +262,8 @@ class Processor:
         if self._spec.speed is not None:
             item.seconds = self._spec.speed.done_s(now, item.seconds) - now
         self._running[item] = None
+        if item.share is None:
+            self._taken += 1
         self._call_later(item.seconds, self._due, item)
 
     def _due(self, item: Item) -> None:
@@ -272,4 +274,6 @@ class Processor:
         if self._heat is not None:
             self._heat.pass_time(now, working=True)
         del self._running[item]
+        if item.share is None:
+            self._taken -= 1
         self.busy_s += (now - item.start_s) * (item.share or 1.0)
