@@ -11,7 +11,7 @@ from torch import Tensor
 from edgefl.data.dataset import Dataset
 from edgefl.keyed import generator
 
-_BLOCK, _MOST_EPOCHS = 512, 16
+_BLOCK, _MOST_EPOCHS = 512, 64
 """Examples that a node draws the order of at once, and epochs: a generator costs as much as 500 of them."""
 _WIDTHS = 16
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Coroutine, Generator, Hashable, Iterator, Mapping
+from collections.abc import Callable, Collection, Coroutine, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -155,7 +155,11 @@ class FleetView:
 
     def alive(self, j: int) -> bool:
         """Whether node j lives, as last detected."""
-        return self._state.port.alive(self._state, j)
+        return self.living((j,)) != ()
+
+    def living(self, ids: Sequence[int]) -> tuple[int, ...]:
+        """Those of `ids` that live, as last detected, in their order."""
+        return self._state.port.living(self._state, ids)
 
 
 class Watched(Op[Any]):
@@ -244,7 +248,7 @@ class Node:
 
         Returns what the work returns; raises what it raises. Inputs are what they are now.
         """
-        computing = Compute[Any](work, share)
+        computing: Compute[Any] = Compute(work, share)
         return computing if self._plan.replan is None else Watched(computing, self)
 
     def _trained(self, work: LocalSGD, seconds: float) -> None:

@@ -47,6 +47,8 @@ class Vector:
     def _combine(self, other: Vector, op: Callable[[Tensor, Tensor], Tensor]) -> Vector:
         if other.layout is not self.layout and other.layout != self.layout:
             raise ValueError("vectors of one layout are needed")
+        if not self.buffers:
+            return self._with(op(self.values, other.values), ())
         pairs = zip(self.buffers, other.buffers, strict=True)
         buffers = tuple(op(a, b) if a.dtype.is_floating_point else torch.maximum(a, b) for a, b in pairs)
         return self._with(op(self.values, other.values), buffers)
@@ -146,8 +148,8 @@ class WeightedMean:
             self._mean = vector.values.to(self._dtype, copy=True)
             self._buffers = [b.clone() for b in vector.buffers]
             return
-        share = weight / self.weight
-        self._mean.lerp_(vector.values.to(self._dtype), share)
+        share, values = weight / self.weight, vector.values
+        self._mean.lerp_(values if values.dtype is self._dtype else values.to(self._dtype), share)
         for kept, new in zip(self._buffers, vector.buffers, strict=True):
             if kept.is_floating_point():
                 kept.lerp_(new, share)

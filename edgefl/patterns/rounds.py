@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -136,10 +136,12 @@ def refuse_void_rounds(plan: RunPlan) -> None:
         raise ConfigError(f"method.{plan.method.name}.min_reports", config.min_reports, accepted)
 
 
-async def unless_stopped(node: Node, work: Work, t: int) -> Any:
+def unless_stopped(node: Node, work: Work, t: int) -> Awaitable[Any]:
     """What the work comes to; None when the server closes round t first: the rest of it is not done."""
-    if not node.config.closes_early:
-        return await node.compute(work)
+    return _unless_stopped(node, work, t) if node.config.closes_early else node.compute(work)
+
+
+async def _unless_stopped(node: Node, work: Work, t: int) -> Any:
     computing = node.start(node.compute(work))
     if await node.first(computing, node.receive(Stop, round=t)) is computing:
         return computing.value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 
@@ -9,6 +11,8 @@ from edgefl.messages.base import Back, Gone, Message
 from edgefl.nodes.operations import Receive
 
 _ABOUT_PEERS = Gone, Back  # a tuple: a union of types would be made anew for each message
+_fields_of = functools.cache(lambda names: operator.attrgetter(*names))
+"""What gets these fields of a message, at once."""
 
 
 def matches(pattern: Receive, message: Message) -> bool:
@@ -41,7 +45,7 @@ class Inbox:
     def __init__(self) -> None:
         self._by_kind: dict[type[Message], deque[tuple[int, Message]]] = {}
         self._arrivals = 0
-        self._seen: dict[type[Message], set[tuple[object, ...]]] = {}
+        self._seen: dict[type[Message], set[object]] = {}
         self.stale: Counter[str] = Counter()
 
     def repeated(self, message: Message) -> bool:
@@ -49,7 +53,7 @@ class Inbox:
         if message.once_by is None:
             return False
         seen = self._seen.setdefault(type(message), set())
-        key = tuple(getattr(message, name) for name in message.once_by)
+        key = _fields_of(message.once_by)(message)
         if key in seen:
             return True
         seen.add(key)

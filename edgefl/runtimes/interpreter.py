@@ -8,7 +8,7 @@ them blocks.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from edgefl.learning.poison import Poisoned
@@ -120,8 +120,9 @@ class Interpreter(Tasks):
     def take(self, state: NodeState, pattern: Receive) -> list[Message]:
         return self.observe(state, lambda: state.inbox.take(pattern))
 
-    def alive(self, state: NodeState, node: int) -> bool:
-        return self.observe(state, lambda: node not in state.known_dead)
+    def living(self, state: NodeState, ids: Sequence[int]) -> tuple[int, ...]:
+        dead = state.known_dead
+        return self.observe(state, lambda: tuple([j for j in ids if j not in dead] if dead else ids))
 
     def publish(self, state: NodeState, parameters: Vector, step: int, part: str | None) -> None:
         if self.replay is None and self.observer.published(state.id, self.clock(), step, parameters, part):
@@ -165,7 +166,7 @@ class Interpreter(Tasks):
 
     def _begin_compute(self, task: Task[Any], op: Compute[Any]) -> Any:
         poison = self.plan.nodes[task.state.id].poison
-        done = op if poison is None else Compute[Any](Poisoned(op.work, poison, task.state.id), op.share)
+        done = op if poison is None else Compute(Poisoned(op.work, poison, task.state.id), op.share)
         self.begin_compute(task, task.token, done)
         return WAIT
 

@@ -145,11 +145,11 @@ def _partner(node: Node, exchange: int, left: set[int]) -> int | None:
     neighbors = node.fleet.neighbors
     if node.config.partner == "exponential":
         neighbors = tuple(j for j in exponential_peers(node.id, node.fleet.topology.n) if j in neighbors)
-    living = [j for j in neighbors if j not in left and node.fleet.alive(j)]
+    living = node.fleet.living([j for j in neighbors if j not in left] if left else neighbors)
     if not living:
         return None
     if node.config.partner == "random":
-        return int(node.rng("partner", exchange).choice(living))
+        return living[node.rng("partner", exchange).integers(len(living))]
     return living[exchange % len(living)]
 
 
