@@ -85,6 +85,9 @@ class Workers:
         self._waiting: deque[Job[Any]] = deque()
         """What nobody has begun, the oldest first."""
         self._pool: ThreadPoolExecutor | None = None
+        self._num_twins = 0
+        self._twins: list[Learner] = []
+        """For threads that have not begun."""
 
     def submit(self, call: Callable[[Learner], T]) -> Job[T]:
         """Have the next free thread do this with its own learner; calls begin in the order given."""
@@ -92,9 +95,11 @@ class Workers:
         self._waiting.append(job)
         if self.beside:
             if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.beside, "edgefl worker", self._begin)
+            if self._num_twins < self.beside:  # at most one thread is started for a call
                 # Made here, and not there: making modules borrows torch's global random state.
-                twins = [self._learner.twin() for _ in range(self.beside)]
-                self._pool = ThreadPoolExecutor(self.beside, "edgefl worker", self._begin, (twins,))
+                self._twins.append(self._learner.twin())
+                self._num_twins += 1
             self._pool.submit(self._carry_out_next)
         return job
 
@@ -110,9 +115,9 @@ class Workers:
         wanted.carry_out(self._learner)
         return True
 
-    def _begin(self, twins: list[Learner]) -> None:
+    def _begin(self) -> None:
         torch.set_num_threads(1)
-        self._own.learner = twins.pop()
+        self._own.learner = self._twins.pop()
 
     def _carry_out_next(self) -> None:
         self._carry_out(self._own.learner)
