@@ -2,7 +2,8 @@
 
 Greedy BUILD, then SWAP: the best exchange of a medoid for another point, as long as one makes the sum of
 distances to the nearest medoid smaller. A pass looks at all exchanges at once, in O(n^2). Deterministic; ties
-go to the lowest index.
+go to the lowest index. Sums count as equal that differ by less than a billionth of the whole: of two points that
+have only each other either is as good a medoid, whatever their distance, and the rounding of sums must not choose.
 Source: PAM (Kaufman and Rousseeuw 1990); how a pass shares its sums: FasterPAM (Schubert and Rousseeuw 2021,
 https://arxiv.org/abs/2008.05171), of which this takes the best exchange of a pass, not the first good one.
 """
@@ -13,6 +14,8 @@ import numpy as np
 
 MOST_SWAPS = 50
 """Exchanges at most: what is left to gain after so many is small."""
+TIE = 1e-9
+"""Sums that differ by less than this share of the whole count as equal."""
 
 
 def k_medoids(distances: np.ndarray, k: int) -> np.ndarray:
@@ -43,7 +46,8 @@ def build(distances: np.ndarray, k: int) -> np.ndarray:
     for i in range(k):
         totals = np.minimum(distances, nearest, out=room).sum(1)
         totals[taken] = np.inf
-        medoids[i] = totals.argmin()
+        least = totals.min()
+        medoids[i] = (totals <= least + TIE * least).argmax()
         taken[medoids[i]] = True
         np.minimum(nearest, distances[medoids[i]], out=nearest)
     return medoids
@@ -80,8 +84,8 @@ def _best_exchange(distances: np.ndarray, medoids: np.ndarray) -> tuple[int, int
     change = np.tile(with_first.sum(0) - first.sum(), (k, 1))
     change[owners] += np.add.reduceat(without, starts, axis=0)
     change[:, medoids] = np.inf
-    point = int(change.min(0).argmin())
-    place = int(change[:, point].argmin())
-    # Sums of n distances differ by their rounding: less than that is no gain.
-    gains = change[place, point] < -1e-12 * (1.0 + first.sum())
-    return (place, point) if gains else None
+    tie = TIE * float(first.sum())
+    best = float(change.min())
+    point = int((change.min(0) <= best + tie).argmax())
+    place = int((change[:, point] <= best + tie).argmax())
+    return (place, point) if best < -tie else None

@@ -73,8 +73,7 @@ SETTINGS = {
     "krum": ["method.krum.num_hostile=0"],
     "multi-krum": ["method.multi-krum.num_hostile=0"],
     "scaffold": ["method.scaffold.option=I"],  # II is for SGD without momentum
-    # By the planned seconds, since the clock on the wall says others. Of a model of one layer the coresets do
-    # not hang on the parameters, whose rounding may decide between medoids that are as good.
+    # By the planned seconds, since the clock on the wall says others.
     "fedcore": [
         "model={name='linear'}",
         "train={local_epochs=3, momentum=0.5}",
@@ -124,6 +123,20 @@ def test_a_synchronous_method_is_the_same_in_virtual_time_and_over_grpc(tmp_path
     _assert_same(virtual.folder, local.folder)
     assert local.summary["status"] == virtual.summary["status"] == "finished"
     assert local.summary["final_accuracy"] == pytest.approx(virtual.summary["final_accuracy"], abs=0.01)
+
+
+@pytest.mark.parametrize("model", ["{name='mlp', hidden=[32]}", "{name='cnn', channels=[4, 8], hidden=16}"])
+def test_coresets_by_gradients_are_the_same_over_grpc(tmp_path, model):
+    """Of models of several layers coresets hang on the parameters; stragglers train on them in all rounds."""
+    virtual, local = (_run(tmp_path, "fedcore", r, model=model).folder for r in ("virtual", "local"))
+    _assert_same(virtual, local)
+    cores = [_num_coresets(folder) for folder in (virtual, local)]
+    assert cores[0] == cores[1] >= 3
+
+
+def _num_coresets(folder: Path) -> int:
+    with (folder / "spans.csv").open() as file:
+        return sum(row["detail"].startswith("SelectCoreset") for row in csv.DictReader(file))
 
 
 @pytest.mark.parametrize("name", ["top-k", "qsgd"])

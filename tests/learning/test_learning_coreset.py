@@ -56,6 +56,30 @@ def test_the_greedy_start_by_hand_and_ties_by_lowest_index():
         k_medoids(np.zeros((4, 4)), 5)
 
 
+def test_of_two_points_that_have_only_each_other_rounding_does_not_choose():
+    """Twelve pairs far apart, of which either point is as good a medoid."""
+    rng = np.random.default_rng(3)
+    places = np.repeat(rng.normal(scale=100.0, size=(12, 2)), 2, axis=0) + rng.normal(size=(24, 2))
+    distances = np.sqrt(((places[:, None] - places) ** 2).sum(-1))
+    medoids = k_medoids(distances, 12)
+    assert sorted(medoids // 2) == list(range(12))
+    for seed in range(20):
+        noise = np.random.default_rng(seed).normal(scale=1e-14, size=distances.shape)
+        assert np.array_equal(k_medoids(distances * (1 + noise), 12), medoids)
+
+
+@pytest.mark.parametrize("name", CLASSIFIERS)
+def test_the_last_bits_of_the_parameters_do_not_choose(name):
+    model, data = named_model(name)
+    mine, learner = local(data, 30), Learner(model, TrainConfig())
+    y = LocalSGD(model.init(), mine, 0, Workload(batch_size=8, steps=4)).run(learner).parameters
+    base = SelectCoreset(y, mine, 12).run(learner)
+    for seed in range(5):
+        noise = 1e-7 * torch.randn(y.layout.size, generator=torch.Generator().manual_seed(seed))
+        other = SelectCoreset(y.with_values(y.values * (1 + noise)), mine, 12).run(learner)
+        assert np.array_equal(base.indices, other.indices) and np.array_equal(base.weights, other.weights)
+
+
 def test_a_point_counts_for_its_nearest_medoid_a_duplicate_for_the_first_and_each_medoid_for_itself():
     line = np.array([5.0, 5, 5, 9, 8])
     distances = np.abs(line[:, None] - line)
