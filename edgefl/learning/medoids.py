@@ -2,8 +2,8 @@
 
 Greedy BUILD, then SWAP: the best exchange of a medoid for another point, as long as one makes the sum of
 distances to the nearest medoid smaller. A pass looks at all exchanges at once, in O(n^2). Deterministic; ties
-go to the lowest index. Sums count as equal that differ by less than a billionth of the whole: of two points that
-have only each other either is as good a medoid, whatever their distance, and the rounding of sums must not choose.
+go to the lowest index. Sums that differ by less than a billionth of the whole count as equal: of two points
+that have only each other either is as good a medoid, at any distance, and rounding must not choose.
 Source: PAM (Kaufman and Rousseeuw 1990); how a pass shares its sums: FasterPAM (Schubert and Rousseeuw 2021,
 https://arxiv.org/abs/2008.05171), of which this takes the best exchange of a pass, not the first good one.
 """

@@ -223,6 +223,11 @@ class Node:
         """[stop] rounds; None where a run ends by time or target only."""
         return self._plan.rounds
 
+    @property
+    def end_s(self) -> float | None:
+        """[stop] time_s; None where a run ends by rounds or target only."""
+        return self._plan.time_s
+
     def rounds(self, start: int = 0) -> Iterator[int]:
         """start, start + 1, ... up to [stop] rounds, or without end where that is not given."""
         stop = self.num_rounds

@@ -6,10 +6,11 @@ trains that smaller model and sends it back; on arrival W_e <- (1 - alpha) W_e +
 e, all else stays. masks = "ranked": a layer's n units are ordered by how far their weights are from W_ref,
 furthest first, and rank r goes without those at places s, ..., s + floor(p n) - 1, s = r floor(n / R), the
 last ones where that overruns. "random": it goes without any floor(p n), drawn at each exchange.
-Choices: one client per rank, ranks by planned seconds per step, ties by id; ties of units to the lower index.
-The mask is explicit, where the code tests |W' - W| > 1e-9. The rate is [train]'s. Residual networks lose
-inner channels of their blocks, the first stage none; other models units of every hidden layer. The server
-loop, staleness and faults are FedAsync's; an update whose mask is not known any more is refused.
+Choices: one client per rank, ranks by planned seconds per step, ties by id; ties of units to the lower
+index. The mask is explicit, where the code tests |W' - W| > 1e-9. The rate is [train]'s; the code's decay is
+an option, by the clock when a client begins. Residual networks lose inner channels of their blocks, the first
+stage none; other models units of every hidden layer. The server loop, staleness and faults are FedAsync's; an
+update whose mask is not known any more is refused.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from pydantic import Field
 from torch import Tensor
 
 from edgefl.errors import ConfigError
-from edgefl.learning import Model, SubModel
+from edgefl.learning import Model, SubModel, Workload
 from edgefl.learning.narrowing import unit_scores
 from edgefl.learning.work import LocalSGD, Trained
 from edgefl.methods.federated.fedasync import Mix, serve
@@ -48,6 +49,8 @@ class AsyncDropConfig(StalenessConfig):
     """alpha: share of an update in the new model."""
     staleness: Literal["constant", "polynomial", "hinge"] = "constant"
     """s(u): AsyncDrop has none; the others are FedAsync's."""
+    rate_decay_at: tuple[float, ...] = ()
+    """Shares of [stop] time_s, at each of which the rate falls to a tenth; the authors' code: 0.5, 0.75."""
 
 
 @dataclass(frozen=True)
@@ -161,19 +164,33 @@ async def server(node: Node) -> Vector:
     return await serve(node, drop, keep_starts=False, offer=drop.offer, kind=Trimmed)
 
 
+def decayed(node: Node) -> Workload:
+    """The node's workload at the rate of now."""
+    shares = node.config.rate_decay_at
+    num_passed = sum(node.now() >= share * (node.end_s or math.inf) for share in shares)
+    if not num_passed:
+        return node.workload
+    return node.workload.model_copy(update={"rate_factor": node.workload.rate_factor * 0.1**num_passed})
+
+
 async def client(node: Node) -> None:
     assert node.data is not None
     while True:
         m = await node.receive(Narrowed)
         small = sub_model(node.model, m.kept, node.config.drop_fraction).model
         start = Vector(small.layout, m.values)
-        r: Trained = await node.compute(LocalSGD(start, node.data, m.turn, node.workload, model=small))
+        r: Trained = await node.compute(LocalSGD(start, node.data, m.turn, decayed(node), model=small))
         node.send(m.sender, Trimmed(m.life, m.version, m.turn, r.parameters.values, r.loss))
 
 
 def prepare(plan: RunPlan) -> None:
     assert plan.learner is not None
     config, model = plan.config, plan.learner.model
+    shares = config.rate_decay_at
+    if any(not 0 < share < 1 for share in shares):
+        raise ConfigError("method.asyncdrop.rate_decay_at", shares, "shares above 0 and below 1")
+    if shares and plan.time_s is None:
+        raise ConfigError("method.asyncdrop.rate_decay_at", shares, "shares of stop.time_s, which is missing")
     layers = droppable(model)
     if config.drop_fraction and not layers:
         raise ConfigError("model.name", model.name, "asyncdrop needs a model with hidden units to drop")
