@@ -59,7 +59,10 @@ def main() -> None:
         raise SystemExit(REFUSED)
     signal.signal(signal.SIGTERM, _interrupt)  # as `docker stop` sends it: leave a folder that can go on
     arguments = sys.argv[1:]
-    app(sorted(arguments, key=lambda word: word != "--debug"))  # --debug may stand after the command too
+    try:
+        app(sorted(arguments, key=lambda word: word != "--debug"))  # --debug may stand after the command too
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more Ctrl-C ends it at once, without a traceback
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ FLOORS = (
     ("planview",),
     ("commands",),
     ("cli",),
+    ("__main__",),
 )
 FLOOR = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
 
@@ -140,4 +141,4 @@ def test_a_framework_has_one_adapter(framework: str) -> None:
 
 
 def test_nothing_imports_the_commands() -> None:
-    assert not users_of("edgefl.cli")
+    assert users_of("edgefl.cli") == {"edgefl.__main__"}

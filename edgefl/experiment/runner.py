@@ -309,14 +309,16 @@ def _write_views(folder: RunFolder) -> None:
     from edgefl.experiment.report import write_report
     from edgefl.experiment.trace import write_trace
 
+    again = f"edgefl report {folder.path}, edgefl export {folder.path}"
     try:
         write_report(folder.path)
         write_trace(folder.path)
     except OSError as error:
-        again = f"edgefl report {folder.path}, edgefl export {folder.path}"
-        raise RunError(
-            f"the run is over, but its report cannot be written ({error.strerror}): {again}"
-        ) from error
+        problem = f"the run is over, but its report cannot be written ({error.strerror}): {again}"
+        raise RunError(problem) from error
+    except KeyboardInterrupt as error:
+        error.add_note(f"the run is over, and lacks its report: {again}")
+        raise
 
 
 def _new_record(built: Built, runtime: str) -> dict[str, Any]:

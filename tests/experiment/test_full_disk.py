@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from experiment_files import small_file
+from small_disk import Disk, disk
 
 import edgefl
 from edgefl.errors import ConfigError, RunError
@@ -19,35 +17,8 @@ from edgefl.experiment.config import load_experiment
 from edgefl.experiment.report import write_report
 from edgefl.experiment.runner import resume, run_experiment
 
+__all__ = ["disk"]
 TABLES = ("curve.csv", "metrics.csv", "nodes.csv", "traffic.csv", "spans.csv", "model.safetensors")
-
-
-class Disk:
-    """A small file system in memory."""
-
-    def __init__(self, place: Path) -> None:
-        self.place = place
-
-    def mount(self, options: str) -> None:
-        command = ["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(self.place)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-
-    def drafts(self) -> list[Path]:
-        return [path for path in self.place.rglob("*") if ".tmp" in path.name]
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Disk]:
-    """Mounted by the test with the size that it needs."""
-    if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("to mount a file system takes root on Linux")
-    place = tmp_path / "disk"
-    place.mkdir()
-    yield Disk(place)
-    while subprocess.run(["umount", "-l", str(place)], capture_output=True).returncode == 0:
-        continue
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -120,4 +91,4 @@ def test_a_comparison_goes_on_when_there_is_room(disk: Disk, tmp_path: Path) -> 
         assert not again.failures and again.report.exists()
         for label in ("fedavg-3", "d-psgd-3"):
             assert contents(out / label) == contents(whole.folder / label)
-        subprocess.run(["umount", "-l", str(disk.place)], check=True)
+        disk.unmount()

@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from edgefl.runtimes.grpc.local import free_addresses
@@ -23,7 +23,13 @@ class Fleet:
     """The nodes of an experiment, a process each."""
 
     def __init__(
-        self, folder: Path, experiment: str, num_nodes: int, state: bool, grace_s: float | None
+        self,
+        folder: Path,
+        experiment: str,
+        num_nodes: int,
+        state: bool,
+        grace_s: float | None,
+        only: Collection[int] | None = None,
     ) -> None:
         self.folder, self.state = folder, state
         (folder / "experiment.toml").write_text(experiment)
@@ -32,7 +38,7 @@ class Fleet:
         fleet = FleetFile("fleet", Path("experiment.toml"), self.addresses, places)
         (folder / "fleet.toml").write_text(fleet.to_toml())
         self.processes: dict[int, subprocess.Popen[str]] = {}
-        for node in range(num_nodes):
+        for node in range(num_nodes) if only is None else only:
             self.start(node, grace_s)
 
     def start(self, node: int, grace_s: float | None = None) -> None:
@@ -86,10 +92,19 @@ class Fleet:
 
 @contextlib.contextmanager
 def fleet(
-    folder: Path, experiment: str, num_nodes: int, *, state: bool = False, grace_s: float | None = None
+    folder: Path,
+    experiment: str,
+    num_nodes: int,
+    *,
+    state: bool = False,
+    grace_s: float | None = None,
+    only: Collection[int] | None = None,
 ) -> Iterator[Fleet]:
-    """Start them all; those left at the end are killed. grace_s: a process that is away longer is gone."""
-    started = Fleet(folder, experiment, num_nodes, state, grace_s)
+    """Start them all, or some; those left at the end are killed.
+
+    grace_s: a process that is away longer is gone.
+    """
+    started = Fleet(folder, experiment, num_nodes, state, grace_s, only)
     try:
         yield started
     finally:

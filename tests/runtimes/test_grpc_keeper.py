@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from edgefl.runtimes.grpc.keeper import RECORDS_EVERY_S, Keeper
-from edgefl.runtimes.grpc.state import StateFolder
+from edgefl.runtimes.grpc.state import StateFolder, StateLost
 
 
 class Transport:
@@ -141,3 +142,25 @@ def test_a_save_that_is_waited_for_is_written_without_a_rest(parts: tuple[Keeper
         keeper.settled(sent)
         host.settle(lambda round=round: called == list(range(1, round + 1)))  # type: ignore[misc]
         assert written(keeper) == round and host.now == 0.0
+
+
+def test_a_disk_that_is_full_ends_it_with_what_it_held_before(
+    parts: tuple[Keeper, Transport, Host], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keeper, transport, host = parts
+    transport.news = ["a"]
+    keeper.saved(content(1), ())
+    host.settle(lambda: transport.covered == ["a"])
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("edgefl.whole.os.replace", full)
+        transport.news, host.now = ["b"], 1.0
+        keeper.saved(content(2), ())
+        with pytest.raises(StateLost, match=r"No space left.*the same command goes on"):
+            host.settle(lambda: False)
+        keeper.saved(content(3), ())
+        keeper.close(over=False)
+    assert written(keeper) == 1 and transport.covered == ["a"], "what it did not keep is sent again"

@@ -30,6 +30,10 @@ class Endpoint:
             *_options(limits),
             # Two processes on one port would each get some of the connections.
             ("grpc.so_reuseport", 0),
+            # Who connects and says nothing, or opens no stream, gives its place back.
+            ("grpc.server_handshake_timeout_ms", int(1000 * limits.hello_timeout_s)),
+            ("grpc.max_connection_idle_ms", int(1000 * limits.idle_s)),
+            ("grpc.max_concurrent_streams", limits.max_streams),
             # Less than the peers' keepalive, or their pings would be refused as too many.
             ("grpc.http2.min_ping_interval_without_data_ms", int(500 * limits.keepalive_s)),
         ]

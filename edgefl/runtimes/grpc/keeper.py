@@ -66,6 +66,7 @@ class Keeper:
         self._busy = False
         self._next_s = 0.0
         self._given_up = False
+        self._refused = False
 
     @property
     def wants_records(self) -> bool:
@@ -116,7 +117,7 @@ class Keeper:
         self._pool.shutdown(wait=True)
         if over:
             self.folder.clear()
-        elif self._content is not None:
+        elif self._content is not None and not self._refused:
             self._store(self._content)
 
     def _store(self, content: Content) -> None:
@@ -165,6 +166,7 @@ class Keeper:
         error: Exception | None,
     ) -> None:
         if error is not None:
+            self._refused = True
             raise error
         now = self._host.clock()
         self._next_s = now + max(_LEAST_PAUSE_S, _PAUSE_PER_WRITE * (now - start_s))

@@ -33,6 +33,10 @@ class Limits:
     """All processes must have connected by then."""
     hello_timeout_s: float = 10.0
     """A stream that has not said who it is by then is refused."""
+    idle_s: float = 60.0
+    """A connection without a stream is closed after this."""
+    max_streams: int = 64
+    """Streams of one connection at once; the other processes have one each, and a probe."""
     keepalive_s: float = 10.0
     """A silent connection is probed this often, and dropped when a probe stays unanswered as long."""
     flush_s: float = 10.0

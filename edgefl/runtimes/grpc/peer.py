@@ -53,8 +53,9 @@ class Identity:
             ("experiment", hello.experiment_digest, self.digest),
         ):
             if theirs != ours:
-                shown = str(theirs)[:80]
-                raise ProtocolError(f"{what} {shown!r} there, {str(ours)!r} here", "FAILED_PRECONDITION")
+                # Not the whole digest: whoever has it may say that it belongs to the run.
+                here, there = (str(value)[: 12 if what == "experiment" else 80] for value in (ours, theirs))
+                raise ProtocolError(f"{what} {there!r} there, {here!r} here", "FAILED_PRECONDITION")
 
 
 class Peer:

@@ -26,6 +26,8 @@ from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.measuring import BRIEF, measure
 from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.processor import Item, WallProcessor
+from edgefl.runtimes.grpc.reports import Elsewhere
+from edgefl.runtimes.grpc.state import StateLost
 from edgefl.runtimes.grpc.transport import Transport
 from edgefl.runtimes.interpreter import Interpreter
 from edgefl.runtimes.outcome import INTERRUPTED, Outcome
@@ -103,7 +105,8 @@ class GrpcRuntime(Interpreter):
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="edgefl-work")
         self._loop: asyncio.AbstractEventLoop
         self._over = asyncio.Event()
-        self._reports: dict[int, dict[str, Any]] = {}
+        self._reports: dict[int, Any] = {}
+        self._elsewhere: list[Elsewhere] = []
         self._models: dict[int, LastModel] = {}
         self._last: dict[int, LastModel] = {}
         self._gone: set[int] = set()
@@ -187,7 +190,9 @@ class GrpcRuntime(Interpreter):
             self.before()
             if self._probes:
                 await self._probe_the_lead()
-            await self._transport.start()
+            if not await self._all_are_here():
+                self._tell_the_others()
+                return self._outcome(0.0)
             self._start_s = self._loop.time() - self._elapsed_s
             self.connected()
             for i in self.states:
@@ -197,7 +202,7 @@ class GrpcRuntime(Interpreter):
                 self.call_later(max(0.0, self.plan.time_s - self.clock()), self.stop, "time limit")
             await self._over.wait()
             end_s = self.clock()
-            over = self.stop_reason != INTERRUPTED and not isinstance(self.failure, LeadLost)
+            over = self.stop_reason != INTERRUPTED and not isinstance(self.failure, LeadLost | StateLost)
             self.end_all()
             await self._loop.run_in_executor(self._pool, _nothing)  # what was published has been looked at
             self._tell_the_others()
@@ -215,6 +220,20 @@ class GrpcRuntime(Interpreter):
             self.after(over)
             if self._own_pool:
                 self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _all_are_here(self) -> bool:
+        """Connect to the others; False where the run is ended from outside before it has begun."""
+        start = asyncio.create_task(self._transport.start())
+        over = asyncio.create_task(self._over.wait())
+        try:
+            await asyncio.wait({start, over}, return_when=asyncio.FIRST_COMPLETED)
+            if start.done():
+                start.result()
+            return not self._over.is_set()
+        finally:
+            for task in (start, over):
+                task.cancel()
+            await asyncio.gather(start, over, return_exceptions=True)
 
     async def _probe_the_lead(self) -> None:
         """Measure the way to the lead, before this process serves: nothing else is under way here."""
@@ -252,7 +271,8 @@ class GrpcRuntime(Interpreter):
     def arrived(self, receiver: int, message: Message) -> None:
         """A message has come."""
         if isinstance(message, LastModel):
-            self._models[message.node] = message
+            if message.node == message.sender:
+                self._models[message.node] = message
         else:
             self._guarded(self.deliver, (receiver, message))
 
@@ -313,7 +333,7 @@ class GrpcRuntime(Interpreter):
             if not self._returns:
                 self._broadcast("leaving", {"nodes": self.place.hosted})
         elif self.failure is not None:
-            if not isinstance(self.failure, RemoteFailure | LeadLost):
+            if not isinstance(self.failure, RemoteFailure | LeadLost | StateLost):
                 trace = "".join(traceback.format_exception(self.failure))
                 self._broadcast("failed", {"text": str(self.failure), "trace": trace})
         elif self.stop_reason is not None:
@@ -334,9 +354,17 @@ class GrpcRuntime(Interpreter):
                 log.warning("no report from process %s within %g s", missing, self._limits.grace_s)
                 break
             await asyncio.sleep(0.01)
-        for report in self._reports.values():
-            self._merging.merge(report["rows"])
+        for process in sorted(self._reports):
+            self._take_report(process, self._reports[process])
+
+    def _take_report(self, process: int, report: Any) -> None:
+        """Add another process's records to these; of what is no report, nothing after its first fault."""
+        try:
+            self._elsewhere.append(Elsewhere.of(report))
             self._add_traffic(report["traffic"])
+            self._merging.merge(report["rows"])
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            log.warning("process %d sent a report that makes no sense: %r", process, error)
 
     def _report(self) -> dict[str, Any]:
         """This process's records, as JSON can hold them."""
@@ -375,10 +403,10 @@ class GrpcRuntime(Interpreter):
         busy = {i: state.processor.busy_s for i, state in self.states.items()}
         stale = self._stale()
         frame_bytes = self._transport.stats.frame_bytes_sent
-        for report in self._reports.values():
-            busy |= {int(i): s for i, s in report["busy_s"].items()}
-            frame_bytes += report["frame_bytes"]
-            for kind, count in report["stale"].items():
+        for there in self._elsewhere:
+            busy |= there.busy_s
+            frame_bytes += there.frame_bytes
+            for kind, count in there.stale.items():
                 stale[kind] = stale.get(kind, 0) + count
         return Outcome(
             status="finished" if self.stop_reason is None else "stopped",
@@ -442,20 +470,27 @@ class GrpcRuntime(Interpreter):
         try:
             note = json.loads(body)
             if kind == "ended":
-                self._guarded(self.awaited.discard, (int(note["node"]),))
+                self._guarded(self.awaited.discard, (self._hosted_by(process, note["node"]),))
             elif kind == "stop":
                 self._guarded(self.stop, (str(note["reason"]),))
             elif kind == "leaving":
-                for node in note["nodes"]:
-                    self._heard_gone(int(node))
+                for node in [self._hosted_by(process, node) for node in note["nodes"]]:
+                    self._heard_gone(node)
             elif kind == "anew":
-                self._guarded(self._heard_anew, (int(note["node"]), int(note["life"])))
+                node, life = self._hosted_by(process, note["node"]), int(note["life"])
+                self._guarded(self._heard_anew, (node, life))
             elif kind == "failed":
                 self._guarded(self._fail, (str(note["text"]), str(note["trace"])))
             elif kind == "report":
                 self._reports[process] = note
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
             log.warning("process %d sent a note that makes no sense: %s: %s", process, kind, error)
+
+    def _hosted_by(self, process: int, node: object) -> int:
+        """The id of a node of that process: nobody speaks for another's nodes."""
+        if node not in self.place.nodes_of[process]:
+            raise ValueError(f"node {str(node)[:40]} is not of process {process}")
+        return int(str(node))
 
     def _fail(self, text: str, trace: str) -> None:
         self.failure = self.failure or RemoteFailure(text, trace)

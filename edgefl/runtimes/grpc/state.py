@@ -31,6 +31,10 @@ _MOST_LIFE_BYTES = 4096
 _LIFE, _STATE, _SKELETON = "life.json", "state.safetensors", "edgefl"
 
 
+class StateLost(RunError):
+    """What a process keeps cannot be written: to the others it is lost as by a crash, and may come back."""
+
+
 class StateFolder:
     """The folder, for one life of one process.
 
@@ -80,12 +84,13 @@ class StateFolder:
     def write(self, content: Mapping[str, Any]) -> None:
         """Put `content` in place of what was there; it is on the disk when this returns.
 
-        Raises RunError for what cannot be stored, or when the disk refuses it.
+        Raises RunError for what cannot be stored, and StateLost when the disk refuses it.
         """
         try:
             write_whole(self.path / _STATE, pack(content), durable=True)
         except OSError as error:
-            raise RunError(f"{self.path} cannot be written: {error.strerror}") from error
+            again = "the same command goes on from what it holds"
+            raise StateLost(f"{self.path} cannot be written ({error.strerror}); {again}") from error
 
     def give_up(self) -> None:
         """Note that a next life cannot be told again what this one was told since its last save."""
