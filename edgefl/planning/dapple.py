@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from edgefl.planning.machines import lines_of_machines, placed_on_machines
-from edgefl.planning.pipeline import Costs, PipelinePlan, Policy, Stage, latency_s, simulated
+from edgefl.planning.pipeline import Costs, PipelinePlan, Policy, Stage, latency_s, longest_stage_s, simulated
 from edgefl.planning.simulate import Links
 
 MOST_LAYERS, MOST_DEVICES = 12, 8
@@ -49,17 +49,23 @@ def plan_pipeline(
     batch: int,
     num_micro: int,
     policies: Sequence[Policy] = ("PA", "PB"),
+    *,
+    balanced: bool = False,
 ) -> Planned:
     """The fastest plan for a global batch of `batch` rows in `num_micro` micro-batches.
 
+    balanced: the plan whose longest stage is shortest, whatever a step takes.
     Raises NoPlan when no plan fits.
     """
     candidates = list(shapes(costs, devices, batch, num_micro, links))
     found = [p for p in candidates if fits(p, costs)]
     if not found:
         raise NoPlan(*min((_tightest(p, costs) for p in candidates), key=lambda one: one[1] / one[2]))
-    found.sort(key=lambda p: (latency_s(p, costs, links), *_tie(p)))
-    kept = found if len(found) <= SIMULATE_ALL else found[:SIMULATED]
+    if balanced:
+        kept = [min(found, key=lambda p: (longest_stage_s(p, costs, links), *_tie(p)))]
+    else:
+        found.sort(key=lambda p: (latency_s(p, costs, links), *_tie(p)))
+        kept = found if len(found) <= SIMULATE_ALL else found[:SIMULATED]
     best: tuple[tuple[float, int, Bounds, int], PipelinePlan] | None = None
     for shape in kept:
         for rank, policy in enumerate(policies):
@@ -158,7 +164,7 @@ def depth(stage: Stage, costs: Costs, size: int) -> int:
     """D: micro-batches of `size` rows that fit between their two passes, where there is least room."""
     fitting = []
     for device, (a, b) in zip(stage.devices, stage.rows(size), strict=True):
-        room = costs.memory_bytes(device) - costs.fixed_bytes(stage.first, stage.last)
+        room = costs.memory_bytes(device) - costs.fixed_bytes(stage.first, stage.last, b - a)
         kept = costs.kept_bytes(stage.first, stage.last, b - a)
         fitting.append(int(room // kept) if kept and room >= 0 else (1 << 30 if room >= 0 else 0))
     return min(fitting)
@@ -175,9 +181,9 @@ def _tightest(plan: PipelinePlan, costs: Costs) -> tuple[int, float, float]:
     size = -(-plan.batch // plan.num_micro)
     found = []
     for stage in plan.stages:
-        fixed = costs.fixed_bytes(stage.first, stage.last)
         for device, (a, b) in zip(stage.devices, stage.rows(size), strict=True):
-            needed = fixed + costs.kept_bytes(stage.first, stage.last, b - a)
+            at_least = costs.fixed_bytes(stage.first, stage.last, b - a)
+            needed = at_least + costs.kept_bytes(stage.first, stage.last, b - a)
             found.append((device, needed, costs.memory_bytes(device)))
     return max(found, key=lambda one: one[1] / one[2])
 

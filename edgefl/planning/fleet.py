@@ -26,8 +26,14 @@ class PipelineConfig(MethodConfig):
     """M: micro-batches per global batch of [train] batch_size examples."""
     stages: tuple[tuple[int, int], ...] | None = None
     """(blocks up to here, devices) of each stage, devices in order of id; not given: the planner's."""
+    plan: Literal["shortest", "balanced"] = "shortest"
+    """Which stages the planner takes. shortest: those with which a step takes least. balanced: those of which
+    the longest takes least, PipeDream's measure, as a baseline."""
     policy: Literal["PA", "PB"] | None = None
     """DAPPLE's warm-up depth; not given: the faster of the two."""
+    recompute: bool = False
+    """Whether a stage keeps of an open micro-batch its input alone, and makes the forward pass again when the
+    gradient has come: less memory, more work. GPipe's paper does so."""
     cut_bits: Literal[32, 8] = 32
     """Bits per value between stages; the relative error of 8 is recorded as cut_error."""
 
@@ -59,13 +65,14 @@ def _planned(
     view: FleetView, learner: Learner, config: PipelineConfig, policies: Sequence[Policy]
 ) -> Planned:
     ids = view.ids()
-    costs = ModelCosts(learner, {i: view.profile(i) for i in ids}, config.packing)
+    costs = ModelCosts.of(view, learner, config)
     links = links_of(view, view.link_model)
     batch, num_micro = view.workload(ids[0]).batch_size, config.micro_batches
     if config.policy is not None and "gpipe" not in policies:
         policies = (config.policy,)
     if config.stages is None:
-        return plan_pipeline(costs, links, ids, batch, num_micro, policies)
+        balanced = config.plan == "balanced"
+        return plan_pipeline(costs, links, ids, batch, num_micro, policies, balanced=balanced)
     shape = PipelinePlan(_given(config.stages, ids, costs), batch, num_micro, policies[0], ())
     plans = [with_policy(shape, costs, policy) for policy in policies]
     timed = [Planned(plan, simulated(plan, costs, links).makespan_s) for plan in plans]
@@ -117,10 +124,12 @@ def _refuse_stages(plan: RunPlan, stages: tuple[tuple[int, int], ...], micro_row
     if max(counts) > micro_rows:
         raise ConfigError(key, stages, f"at most {micro_rows} devices each: a micro-batch has so many rows")
     view = FleetView(plan, 0, cast(Any, None))
-    costs = ModelCosts(plan.learner, {i: view.profile(i) for i in view.ids()})
+    costs = ModelCosts.of(view, plan.learner, plan.config)
     for stage in _given(stages, view.ids(), costs):
         for d in stage.devices:
-            needed = costs.fixed_bytes(stage.first, stage.last) + costs.kept_bytes(stage.first, stage.last, 1)
+            needed = costs.fixed_bytes(stage.first, stage.last, 1) + costs.kept_bytes(
+                stage.first, stage.last, 1
+            )
             if needed > costs.memory_bytes(d):
                 accepted = f"{plan.name(d)} needs {needed:.0f} bytes and has {costs.memory_bytes(d):.0f}"
                 raise ConfigError(key, stages, accepted)

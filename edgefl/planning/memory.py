@@ -63,12 +63,12 @@ def needs_of_stages(plan: RunPlan) -> Needs:
     learner, _ = _of(plan)
     view = FleetView(plan, 0, cast(Any, None))
     found = plan_fleet(view, learner, plan.config, policies_of(plan.method.name)).plan
-    costs = ModelCosts(learner, {i: view.profile(i) for i in view.ids()})
+    costs = ModelCosts.of(view, learner, plan.config)
     size = -(-found.batch // found.num_micro)
     needs = dict.fromkeys(view.ids(), 0)
     for stage, open_ones in zip(found.stages, found.warmup, strict=True):
         for device, (a, b) in zip(stage.devices, stage.rows(size), strict=True):
-            fixed = costs.fixed_bytes(stage.first, stage.last)
+            fixed = costs.fixed_bytes(stage.first, stage.last, b - a)
             needs[device] = int(fixed + open_ones * costs.kept_bytes(stage.first, stage.last, b - a))
     return needs
 

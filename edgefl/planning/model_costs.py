@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Protocol
 
 from edgefl.devices import DeviceProfile
 from edgefl.learning.cost import duration_s
@@ -14,17 +15,38 @@ from edgefl.parameters.crossing import WHOLE, Packing
 from edgefl.planning.simulate import Links
 
 
+class PipelineSettings(Protocol):
+    """What of a pipeline's settings its costs go by."""
+
+    recompute: bool
+
+    @property
+    def packing(self) -> Packing: ...
+
+
 class ModelCosts:
     """Costs of the stages of a learner's model on devices by node id; seconds of the very work items.
 
-    packing: of what crosses between stages. Fixed memory: the parameters of two versions, gradients and their
-    sum, two versions of the state.
+    packing: of what crosses between stages. recompute: of an open micro-batch its input alone is kept, and
+    its backward pass begins with the forward pass. Fixed memory: the parameters of two versions, gradients
+    and their sum, two versions of the state.
     """
 
+    @classmethod
+    def of(cls, view: FleetView, learner: Learner, config: PipelineSettings) -> ModelCosts:
+        """Of a run's fleet, as its settings have it."""
+        profiles = {i: view.profile(i) for i in view.ids()}
+        return cls(learner, profiles, config.packing, recompute=config.recompute)
+
     def __init__(
-        self, learner: Learner, profiles: Mapping[int, DeviceProfile], packing: Packing = WHOLE
+        self,
+        learner: Learner,
+        profiles: Mapping[int, DeviceProfile],
+        packing: Packing = WHOLE,
+        *,
+        recompute: bool = False,
     ) -> None:
-        self._packing = packing
+        self._packing, self._recompute = packing, recompute
         self._learner, self._profiles = learner, dict(profiles)
         self._model = learner.model
         self.num_layers = len(learner.model.blocks)
@@ -44,7 +66,7 @@ class ModelCosts:
             if kind == "F":
                 cost = stage_forward_cost(stage, rows)
             else:
-                cost = stage_backward_cost(stage, rows, first > 0, kept=True)
+                cost = stage_backward_cost(stage, rows, first > 0, kept=not self._recompute)
             seconds = self._known[key] = duration_s(cost, self._profiles[device])
         return seconds
 
@@ -54,11 +76,19 @@ class ModelCosts:
     def parameter_bytes(self, first: int, last: int) -> float:
         return self._model.stage(first, last).counts.parameter_bytes
 
-    def fixed_bytes(self, first: int, last: int) -> float:
+    def fixed_bytes(self, first: int, last: int, rows: int) -> float:
         states = self._learner.optimizer.state_sizes.count(None)
-        return (4 + 2 * states) * self.parameter_bytes(first, last)
+        fixed = (4 + 2 * states) * self.parameter_bytes(first, last)
+        return fixed + (self._saved_bytes(first, last, rows) if self._recompute else 0)
 
     def kept_bytes(self, first: int, last: int, rows: int) -> float:
+        if not self._recompute:
+            return self._saved_bytes(first, last, rows)
+        shape = self._model.block_counts[first - 1].output_shape if first else self._model.input_shape
+        return 4 * rows * math.prod(shape)
+
+    def _saved_bytes(self, first: int, last: int, rows: int) -> float:
+        """Of a forward pass, for the backward pass."""
         return rows * self._model.stage(first, last).counts.saved_bytes
 
     def memory_bytes(self, device: int) -> float:

@@ -32,8 +32,9 @@ class Costs(Protocol):
         ...
 
     def parameter_bytes(self, first: int, last: int) -> float: ...
-    def fixed_bytes(self, first: int, last: int) -> float:
-        """Memory whatever is under way: parameters, gradients, the optimiser's state, an older version."""
+    def fixed_bytes(self, first: int, last: int, rows: int) -> float:
+        """Memory however many micro-batches are open: parameters, gradients, the optimiser's state, an older
+        version, and the values of the one pass under way where none are kept."""
         ...
 
     def kept_bytes(self, first: int, last: int, rows: int) -> float:
@@ -233,6 +234,15 @@ def latency_s(plan: PipelinePlan, costs: Costs, links: Links) -> float:
         for s in range(len(forward))
     )
     return Tw + Ts + Te
+
+
+def longest_stage_s(plan: PipelinePlan, costs: Costs, links: Links) -> float:
+    """Both passes of a micro-batch, or its share of an all-reduce, where that takes longest.
+
+    Source: the planner of PipeDream, Narayanan et al. 2019 (https://doi.org/10.1145/3341301.3359646).
+    """
+    stages = zip(*_model_stages(plan, costs, links), strict=True)
+    return max(max(f + b, reduce_s / plan.num_micro) for f, b, reduce_s in stages)
 
 
 def _pivot(forward: Sequence[float], backward: Sequence[float], M: int) -> int:

@@ -27,7 +27,7 @@ def show_plan(plan: RunPlan) -> list[str]:
 def _pipeline(plan: RunPlan, view: FleetView) -> list[str]:
     assert plan.learner is not None
     found = plan_fleet(view, plan.learner, plan.config, policies_of(plan.method.name))
-    costs = ModelCosts(plan.learner, {i: view.profile(i) for i in view.ids()}, plan.config.packing)
+    costs = ModelCosts.of(view, plan.learner, plan.config)
     run = simulated(found.plan, costs, links_of(view, view.link_model))
     lines = [
         f"a step of {found.plan.batch} examples in {found.plan.num_micro} micro-batches: {found.step_s:.4g} s"

@@ -6,7 +6,6 @@ import dataclasses
 from typing import Any, cast
 
 import pytest
-import torch
 from small import small_plan
 from split_lab import BLOCKS, CUTS, OPTIMISERS, model_plan, near, payload, run, without_keys
 from toy import Watcher, access
@@ -18,8 +17,7 @@ from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import Crash, FaultPlan
 from edgefl.parameters import Vector
 from edgefl.planning.fleet import plan_fleet
-from edgefl.planning.model_costs import ModelCosts, links_of
-from edgefl.planning.pipeline import simulated
+from edgefl.planning.model_costs import ModelCosts
 
 DEEP = {"hidden": (32, 16, 24)}
 PLANS = [
@@ -295,28 +293,4 @@ def test_a_device_with_little_memory_gets_no_stage_that_it_cannot_hold():
     costs = ModelCosts(plan.learner, dict(enumerate(profiles)))
     for stage in planned(plan).plan.stages:
         for d in stage.devices:
-            assert costs.fixed_bytes(stage.first, stage.last) < costs.memory_bytes(d)
-
-
-@pytest.mark.slow
-def test_a_memory_cap_costs_gpipe_its_drains():
-    """Four equal stages, 16 micro-batches, room for four: 84 against 57 time units, 1.47 times."""
-    times = {}
-    for method in ("gpipe", "dapple"):
-        base = {"stages": PLANS[3], "micro_batches": 16, "rounds": 1, "model": {"hidden": (64, 64, 64)}}
-        train = {"batch_size": 64, "local_steps": 1}
-        free = pipeline_plan(method, profiles=[device(1e6)] * 4, train=train, **base)
-        costs = ModelCosts(free.learner, dict.fromkeys(range(4), device(1e6)))
-        room = [int(costs.fixed_bytes(s, s + 1) + 4 * costs.kept_bytes(s, s + 1, 4)) for s in range(4)]
-        capped = [device(1e6, memory) for memory in room]
-        plan = pipeline_plan(
-            method, profiles=capped, train=train, **base, **({"policy": "PA"} if method == "dapple" else {})
-        )
-        watcher = Watcher()
-        run(plan, watcher)
-        times[method] = max(time_s for _, time_s, m in watcher.metrics if "step_s" in m)
-        assert planned(plan).plan.warmup == ((4,) * 4 if method == "gpipe" else (4, 3, 2, 1))
-        net = links_of(view(plan), "fifo")
-        assert times[method] == pytest.approx(simulated(planned(plan).plan, costs, net).makespan_s, rel=0.01)
-    assert 1.3 < times["gpipe"] / times["dapple"] < 1.5
-    assert torch.isfinite(torch.tensor(list(times.values()))).all()
+            assert costs.fixed_bytes(stage.first, stage.last, 1) < costs.memory_bytes(d)

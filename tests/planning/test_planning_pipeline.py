@@ -20,6 +20,7 @@ from edgefl.planning.pipeline import (
     gpipe_order,
     instructions,
     latency_s,
+    longest_stage_s,
     overlaps,
     row_bounds,
     simulated,
@@ -57,7 +58,7 @@ class Table:
     def parameter_bytes(self, first, last):
         return sum(self.parameters[first:last])
 
-    def fixed_bytes(self, first, last):
+    def fixed_bytes(self, first, last, rows):
         return 0.0
 
     def kept_bytes(self, first, last, rows):
@@ -289,11 +290,33 @@ def test_a_schedule_that_never_ends_is_refused_and_bubbles_are_told():
     assert whole.bubble(0) == pytest.approx(3 / 19)  # (S - 1) / (M + S - 1)
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_a_balanced_plan_has_the_shortest_longest_stage_and_no_faster_step(seed):
+    costs, net, M = random_table(seed, 5, 4, equal=seed % 2 == 0), links(4, rate=10.0), 6
+    found = plan_pipeline(costs, net, range(4), 12 * M, M, balanced=True)
+    best = plan_pipeline(costs, net, range(4), 12 * M, M)
+    longest = [longest_stage_s(p, costs, net) for p in shapes(costs, range(4), 12 * M, M, net)]
+    assert longest_stage_s(found.plan, costs, net) == min(longest)
+    assert best.step_s <= found.step_s
+    assert longest_stage_s(best.plan, costs, net) >= min(longest)
+
+
+def test_the_longest_stage_by_hand():
+    """Four stages of 3 s, 0.5 s each way between them; an all-reduce of 90 s over 16 micro-batches."""
+    plan, costs = straight(C=0.5)
+    assert longest_stage_s(with_policy(plan, costs, "PA"), costs, links(4, 1e6)) == pytest.approx(3)
+    costs.cut = (2e6,) * 3
+    assert longest_stage_s(plan, costs, links(4, 1e6)) == pytest.approx(4)
+    alone = Table((1.0,), (2.0,), (90.0,), (), 60, {0: 1.0, 1: 1.0})
+    both = PipelinePlan((Stage(0, 1, (0, 1), (1.0, 1.0)),), 60 * 16, 16, "PA", ())
+    assert longest_stage_s(both, alone, links(2, 1.0)) == pytest.approx(90 / 16)
+
+
 def test_a_fleet_is_planned_once_for_all_that_ask(monkeypatch):
     """What refuses, what needs memory, and the leader go by one plan; another plan is not taken for it."""
     asked = []
     find = fleet.plan_pipeline
-    monkeypatch.setattr(fleet, "plan_pipeline", lambda *args: asked.append(args) or find(*args))
+    monkeypatch.setattr(fleet, "plan_pipeline", lambda *args, **kw: asked.append(args) or find(*args, **kw))
     plan = small_plan("dapple", 3, rounds=1, model={"hidden": (16, 8)})
     plan.method.prepare(plan)
     assert plan.method.memory(plan)

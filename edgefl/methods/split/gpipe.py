@@ -5,8 +5,9 @@ the stages, then backward from the last one on; gradients add up, weighted by B_
 Every stage holds M micro-batches at once; where memory holds fewer, the batch goes in rounds of what fits,
 with a drain each and still one step.
 
-Choices: what a forward pass keeps is kept, not recomputed. Stages are planned, may have replicas, and go on
-after a loss as in `dapple`.
+With `recompute` a stage keeps of each open micro-batch its input alone, as the paper does, and makes the
+forward pass again; without it, the choice here, what a forward pass keeps is kept. Choices: stages are
+planned, may have replicas, and go on after a loss as in `dapple`.
 """
 
 from __future__ import annotations

@@ -270,7 +270,8 @@ class Member:
         x = micro.x[rows[0] : rows[1]]
         if self.s:
             x = await self._gathered(Activations, k, m, self.s - 1, len(micro))
-        output: Tensor = await self.node.compute(StageForward(self.stage, self.part.parameters, x, keep=True))
+        keep = not self.node.config.recompute
+        output: Tensor = await self.node.compute(StageForward(self.stage, self.part.parameters, x, keep=keep))
         if not self.is_last:
             self._scatter(Activations, k, m, self.s + 1, len(micro), output)
         return x
@@ -279,16 +280,16 @@ class Member:
         self, k: int, m: int, micro: Batch, rows: tuple[int, int], x: Tensor, batch_size: int
     ) -> StageGradient:
         """The gradients of a micro-batch's rows, as shares of the batch's mean; that at x goes up."""
-        parameters, wants = self.part.parameters, self.s > 0
+        parameters, wants, kept = self.part.parameters, self.s > 0, not self.node.config.recompute
         if not self.is_last:
             gradient = await self._gathered(ActivationGradients, k, m, self.s + 1, len(micro))
             work = StageBackward(
-                self.stage, parameters, x, output_gradient=gradient, input_gradient=wants, kept=True
+                self.stage, parameters, x, output_gradient=gradient, input_gradient=wants, kept=kept
             )
             g: StageGradient = await self.node.compute(work)
         else:
             y = micro.y[rows[0] : rows[1]]
-            work = StageBackward(self.stage, parameters, x, labels=y, input_gradient=wants, kept=True)
+            work = StageBackward(self.stage, parameters, x, labels=y, input_gradient=wants, kept=kept)
             mean: StageGradient = await self.node.compute(work)
             share = len(x) / batch_size  # B_i / B
             assert mean.loss is not None
