@@ -90,13 +90,17 @@ MESSAGES = (Declare, Earlier, Join, Accepted, Refused, Begin, Leaving)
 
 @dataclass(frozen=True)
 class Group:
-    """id: the same at all members, and at no other group. index: this node's place among the members."""
+    """id: the same at all members, and at no other group. index: this node's place among the members.
+
+    expires_s: when its leader's time is up, or would have been.
+    """
 
     id: int
     members: tuple[int, ...]
     bandwidths_bytes_per_s: tuple[float, ...]
     weights: tuple[float, ...]
     index: int
+    expires_s: float
 
 
 @dataclass
@@ -188,8 +192,8 @@ class Matchmaker:
             kinds = (Earlier, Accepted, Refused, Begin, Gone)
             m = await node.receive(*kinds, timeout_s=until_s - node.now(), attempt=s.attempt)
             if isinstance(m, Begin) and (m.sender == node.id or (s.leader and m.sender == s.leader[1])):
-                index = m.members.index(node.id)
-                return Group(m.group, m.members, m.bandwidths_bytes_per_s, m.weights, index)
+                index, leader = m.members.index(node.id), s.rank if s.leader is None else s.leader
+                return Group(m.group, m.members, m.bandwidths_bytes_per_s, m.weights, index, leader[0])
             self._heed(s, m)
 
     def _heed(self, s: _Search, m: Message | None) -> None:

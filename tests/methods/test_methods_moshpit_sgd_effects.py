@@ -42,15 +42,23 @@ def plan_of(seed: int, rounds: int, data: object, **plan: Any) -> RunPlan:
 def watch(
     seed: int, data: object, *, rounds: int = 150, of: str = "mean", target: float, **plan: Any
 ) -> Accuracy:
-    made = plan_of(seed, rounds, data, absence=ABSENCE, **plan)
+    made = plan_of(seed, rounds, data, **{"absence": ABSENCE, **plan})
     watcher = Accuracy(made, 0.05, (target,), of)
     VirtualRuntime(made, watcher, make_executor("auto", made.learner)).run()
     watcher.look()
     return watcher
 
 
-def all_reduce(seed: int, absence: float, data: object, rounds: int) -> Iterator[list[Vector]]:
-    """The peers' models after each round of local SGD and the mean of all who are present."""
+EVERYBODY = ((tuple(range(PEERS)),),)
+ROWS = tuple(tuple(range(4 * r, 4 * r + 4)) for r in range(4))
+GRID = (ROWS, tuple(zip(*ROWS, strict=True)))
+"""Two group rounds: the rows of a grid, then its columns."""
+
+
+def in_rounds(
+    seed: int, absence: float, data: object, rounds: int, groupings: Any = EVERYBODY
+) -> Iterator[list[Vector]]:
+    """The peers' models after each round of local SGD and means of those of each group who are present."""
     plan = plan_of(seed, rounds, data)
     learner = plan.learner
     assert learner is not None
@@ -58,11 +66,15 @@ def all_reduce(seed: int, absence: float, data: object, rounds: int) -> Iterator
     for t in range(rounds):
         work = [LocalSGD(x, n.data, t, n.workload) for x, n in zip(models, plan.nodes, strict=True)]
         models = [r.parameters for r in make_executor("auto", learner).run(work)]
-        present = generator(seed, "present", t).random(PEERS) >= absence
-        mean_model = WeightedMean(learner.model.layout)
-        for x, here in zip(models, present, strict=True):
-            mean_model.add(x, float(here))
-        models = [mean_model.value(x) if here else x for x, here in zip(models, present, strict=True)]
+        present = [generator(seed, "absent", i, t).random() >= absence for i in range(PEERS)]  # as peers draw
+        for groups in groupings:
+            for group in groups:
+                members = [i for i in group if present[i]]
+                mean_model = WeightedMean(learner.model.layout)
+                for i in members:
+                    mean_model.add(models[i])
+                for i in members:
+                    models[i] = mean_model.value(models[i])
         yield models
 
 
@@ -74,12 +86,12 @@ def accuracy(seed: int, data: object, models: list[Vector], of: str) -> float:
 
 
 def rounds_of_all_reduce(seed: int, absence: float) -> int:
-    rounds = enumerate(all_reduce(seed, absence, "iid", 100))
+    rounds = enumerate(in_rounds(seed, absence, "iid", 100))
     return next(t + 1 for t, models in rounds if accuracy(seed, "iid", models, "mean") >= TARGET)
 
 
 def test_moshpit_is_faster_than_all_reduce_that_restarts():
-    """Seconds to 0.90, means of 3 seeds: restarting 39, restarting once among survivors 19, Moshpit 14."""
+    """Seconds to 0.90, means of 3 seeds: restarting 39, restarting once among survivors 19, Moshpit 16."""
     attempts = 1 / (1 - ANYBODY_ABSENT)
     restarting_s = PHASE_S + attempts * ALL_REDUCE_S
     survivors_s = PHASE_S + (1 + ANYBODY_ABSENT) * ALL_REDUCE_S
@@ -89,23 +101,30 @@ def test_moshpit_is_faster_than_all_reduce_that_restarts():
     assert restarting >= 1.8 * moshpit and survivors >= 1.0 * moshpit
 
 
-def single_peers(data: object, group_rounds: int) -> float:
+def single_peers(data: object, group_rounds: int, **plan: Any) -> float:
     """Accuracy of single peers after 60 rounds, means of 3 seeds."""
-    more = {"rounds": 60, "of": "each", "target": 2.0, "group_rounds": group_rounds}
+    more = {"rounds": 60, "of": "each", "target": 2.0, "group_rounds": group_rounds, **plan}
     return mean(watch(s, data, **more).accuracy for s in SEEDS)
 
 
-def exact(data: object) -> float:
-    """The same where all average exactly."""
-    return mean(accuracy(s, data, [*all_reduce(s, 0.0, data, 60)][-1], "each") for s in SEEDS)
+def rounds_alone(data: object, absence: float, groupings: Any = EVERYBODY) -> float:
+    """The same in rounds that all begin and end together."""
+    return mean(accuracy(s, data, [*in_rounds(s, absence, data, 60, groupings)][-1], "each") for s in SEEDS)
 
 
 def test_single_peers_end_within_a_point_of_local_sgd_without_failures():
-    """0.937 against 0.941."""
-    assert single_peers("iid", 1) >= exact("iid") - 0.01
+    """0.940 against 0.944."""
+    assert single_peers("iid", 1) >= rounds_alone("iid", 0.0) - 0.01
 
 
 def test_few_labels_per_peer_need_more_group_rounds():
-    """Two label shards per peer: 0.74 with one group round, 0.81 with two, 0.93 with exact averaging."""
+    """Two label shards per peer: 0.79 with one group round, 0.87 with two. With the same absences 0.88 on a
+    perfect grid and 0.88 with exact averaging: who is absent in the last round has trained on two labels."""
     one, two = single_peers(SHARDS, 1), single_peers(SHARDS, 2)
-    assert one + 0.03 <= two <= exact(SHARDS)
+    assert one + 0.03 <= two
+    assert two >= rounds_alone(SHARDS, ABSENCE, GRID) - 0.02
+
+
+def test_while_nobody_is_absent_two_group_rounds_are_exact_averaging():
+    """Two label shards per peer: both 0.931."""
+    assert single_peers(SHARDS, 2, absence=0.0) >= rounds_alone(SHARDS, 0.0) - 0.01

@@ -9,9 +9,11 @@ The place is mapped into 0 .. M-1 by a sample of distinct values keyed by the gr
 filled groups spread as well (hivemind).
 Choices: keys start as the lowest d - 1 base-M digits of a peer's rank, a full grid where n = M^d. A peer that
 finds no group counts the round as done and draws its newest coordinate. Leaders wait for members for a tenth
-of their local phase, but no shorter than an averaging takes: otherwise members of groups that ended at
-different times would miss each other for good. A member's part is waited for three times the predicted
-transfer. A peer that has made its rounds answers on until all have, or until nobody has said so for a while.
+of their local phase, and as long as it takes to agree. A group averaging ends for all, also for who found no
+group, when the leader's time and a full group's averaging are over: peers whose groups begin at once or are
+small would else be early, and members of groups that ended at different times would miss each other. A
+member's part is waited for three times the predicted transfer. A peer that has made its rounds answers on
+until all have, or until nobody has said so for a while.
 `round_in_key` adds t to the key, as the paper's pseudocode does; hivemind's keys have none, so that peers at
 different rounds meet.
 """
@@ -35,6 +37,8 @@ from edgefl.patterns.matchmaking import MESSAGES, Group, Matchmaker
 from edgefl.patterns.reports import ALL_FINITE, answers
 
 Key = tuple[int, ...]
+WORD_BYTES = 150
+"""About the size of a message of matchmaking."""
 
 
 class MoshpitConfig(MethodConfig):
@@ -49,8 +53,8 @@ class MoshpitConfig(MethodConfig):
     min_group_size: int = Field(default=2, ge=2)
     """Fewest members with which a group begins when its leader's time is up."""
     matchmaking_s: float | None = Field(default=None, gt=0)
-    """How long a leader waits for members; where not given, the longest of a tenth of its local phase, a full
-    group's averaging as predicted, and ten round trips."""
+    """How long a leader waits for members; where not given, a tenth of its local phase, and ten times what a
+    round trip of a message to and from each member takes."""
     request_timeout_s: float = Field(default=3.0, gt=0)
     """How long a peer that was asked may take to answer."""
     weighting: str = Field(default="uniform", pattern="^(uniform|samples)$")
@@ -58,8 +62,8 @@ class MoshpitConfig(MethodConfig):
     round_in_key: bool = False
     """Whether only peers in the same round can meet."""
     absence: float = Field(default=0.0, ge=0, lt=1)
-    """p: probability that a peer stays out of a round's averaging, for as long as that is predicted to take
-    (the paper's experiment)."""
+    """p: probability that a peer stays out of a round's averaging, for as long as that takes (the paper's
+    experiment)."""
 
 
 def start_key(rank: int, M: int, d: int) -> Key:
@@ -101,25 +105,27 @@ async def peer(node: Node) -> Vector:
         bandwidth_bytes_per_s=min(access.up_bytes_per_s, access.down_bytes_per_s),
         weight=len(node.data) if config.weighting == "samples" else 1.0,
     )
-    averaging_s, round_trip_s = _predicted_s(node, peers, M, x)
+    averaging_s, talk_s = _predicted_s(node, peers, M, x)
     for t in node.rounds(saved["round"]):
         began_s = node.now()
         r: Trained = await node.compute(LocalSGD(x, node.data, t, node.workload, state=state))  # tau steps
         x, state = r.parameters, r.state
-        window_s = config.matchmaking_s or max((node.now() - began_s) / 10, averaging_s, 10 * round_trip_s)
+        window_s = config.matchmaking_s or (node.now() - began_s) / 10 + 10 * talk_s
         absent = float(node.rng("absent", t).random()) < config.absence
         if absent:
-            await node.sleep(config.group_rounds * averaging_s)
+            await node.sleep(config.group_rounds * (window_s + averaging_s))
         for k in range(0 if absent or len(peers) == 1 else config.group_rounds):
             stamp = f"{t}.{k}/" if config.round_in_key else ""
+            expires_s = node.now() + window_s
             group = await maker.find(stamp + ".".join(map(str, C)), M, window_s)
             if group is None:
                 drawn = int(node.rng("coordinate", t, k).integers(M))
                 C = (*C[1:], drawn) if C else C
-                continue
-            x = await _averaged(node, x, group, maker.weight)
-            C = next_key(C, group, M)
-            node.record(group_size=len(group.members))
+            else:
+                x = await _averaged(node, x, group, maker.weight)
+                C, expires_s = next_key(C, group, M), group.expires_s
+                node.record(group_size=len(group.members))
+            await node.sleep(max(0.0, expires_s + averaging_s - node.now()))
         node.record(round=t, train_loss=r.loss)
         node.publish(x, step=t + 1)
         await node.save(x=x, round=t + 1, state=state, key=C)
@@ -128,11 +134,12 @@ async def peer(node: Node) -> Vector:
 
 
 def _predicted_s(node: Node, peers: Sequence[int], M: int, x: Vector) -> tuple[float, float]:
-    """Seconds of the averaging in a full group of peers like this one, and of the longest round trip."""
+    """Seconds of the averaging in a full group of peers like this one, and of a word to and from each."""
     access = node.fleet.access(node.id)
     rate = min(access.up_bytes_per_s, access.down_bytes_per_s)
     round_trip_s = 2 * max(node.fleet.latency_s(node.id, j) for j in peers)
-    return split_time_s([rate] * M, [1 / M] * M, pack(x).nbytes) + round_trip_s, round_trip_s
+    averaging_s = split_time_s([rate] * M, [1 / M] * M, pack(x).nbytes) + round_trip_s
+    return averaging_s, round_trip_s + M * WORD_BYTES / rate
 
 
 async def _averaged(node: Node, x: Vector, group: Group, weight: float) -> Vector:
