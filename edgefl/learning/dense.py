@@ -5,7 +5,10 @@ Legend of shape suffixes: G models side by side, P parameters.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +24,19 @@ from edgefl.parameters import Vector
 
 Run = tuple[Tensor, Tensor, tuple[Tensor, ...]]
 """New models (G, P), sums over the steps of their losses (G,), and the optimiser's states."""
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A group whose items lie ready as tensors.
+
+    call: the arithmetic, in any thread; hardly any of it holds the interpreter's lock. results: what each
+    item comes to, from what the call returned. Whoever prepares asks for the results too: threads that make
+    objects side by side only wait for each other.
+    """
+
+    call: Callable[[], Any]
+    results: Callable[[Any], Sequence[object]]
 
 
 class DenseGroups:
@@ -41,37 +57,50 @@ class DenseGroups:
         self._stacks = Stacks(self.model.task, layers)
         self._data: dict[Dataset, tuple[Tensor, Tensor]] = {} if beside is None else beside._data
 
-    def train(self, works: Sequence[LocalSGD]) -> list[Trained]:
-        """Local training of several nodes on one data set, side by side."""
+    def prepared(self, works: Sequence[LocalSGD | Gradient | Evaluate]) -> Prepared:
+        """A group of one kind, ready to be carried out. Raises what its items would, one at least."""
+        if isinstance(works[0], LocalSGD):
+            return self._training([w for w in works if isinstance(w, LocalSGD)])
+        if isinstance(works[0], Gradient):
+            return self._gradients([w for w in works if isinstance(w, Gradient)])
+        return self._evaluations([w for w in works if isinstance(w, Evaluate)])
+
+    def _training(self, works: Sequence[LocalSGD]) -> Prepared:
+        """Local training of several nodes on one data set, side by side: those with more steps first, so that
+        those with fewer drop out of the active rows."""
         steps = [work.steps for work in works]
         for work, mine in zip(works, steps, strict=True):
             check_steps(mine, work.data)
         order = sorted(range(len(works)), key=lambda i: -len(steps[i]))
-        found = self._train([works[i] for i in order], [steps[i] for i in order])
-        results: dict[int, Trained] = dict(zip(order, found, strict=True))
-        return [results[i] for i in range(len(works))]
-
-    def _train(self, works: Sequence[LocalSGD], steps: Sequence[range]) -> list[Trained]:
-        """The same, for items with more steps first: those with fewer drop out of the active rows."""
-        nodes = [(work.data, mine) for work, mine in zip(works, steps, strict=True)]
-        streams = self._streams(nodes, works[0].workload.batch_size)
+        sorted_works, counts = [works[i] for i in order], [len(steps[i]) for i in order]
+        streams = self._streams([(works[i].data, steps[i]) for i in order], works[0].workload.batch_size)
         bent = works[0].proximal_mu or works[0].correction is not None
         plain = self.learner.optimizer.is_plain and not bent
-        values, loss, state = (self._descend if plain else self._optimise)(works, streams)
-        # The norms are wanted of every report that a server takes in; here they are taken beside other work.
+        run = (self._descend if plain else self._optimise)(sorted_works, streams)
+        return Prepared(run, partial(self._trained, order, counts))
+
+    def _trained(self, order: Sequence[int], counts: Sequence[int], run: Run) -> list[Trained]:
+        """What came of it, in the order in which the items were given."""
+        values, loss, state = run
+        # The norms are wanted of every report that a server takes in; here they are taken for all at once.
         norms = torch.linalg.vector_norm(values, dim=1).tolist()
         sums, vectors = loss.tolist(), self._vectors(values, norms)
-        return [
-            Trained(vector, sums[i] / len(mine), len(mine), tuple(value_of(t[i]) for t in state) or None)
-            for i, (mine, vector) in enumerate(zip(steps, vectors, strict=True))
-        ]
+        results: dict[int, Trained] = {}
+        for row, (i, count, vector) in enumerate(zip(order, counts, vectors, strict=True)):
+            own = tuple(value_of(t[row]) for t in state) or None
+            results[i] = Trained(vector, sums[row] / count, count, own)
+        return [results[i] for i in range(len(order))]
 
-    def _descend(self, works: Sequence[LocalSGD], streams: Streams) -> Run:
+    def _descend(self, works: Sequence[LocalSGD], streams: Streams) -> Callable[[], Run]:
         """Steps of plain SGD."""
-        values, loss = self._stacks.train(self._values(works), streams, self._rates(works))
-        return values, loss, ()
+        values, rates = self._values(works), self._rates(works)
 
-    def _optimise(self, works: Sequence[LocalSGD], streams: Streams) -> Run:
+        def run() -> Run:
+            return *self._stacks.train(values, streams, rates), ()
+
+        return run
+
+    def _optimise(self, works: Sequence[LocalSGD], streams: Streams) -> Callable[[], Run]:
         """Steps of any optimiser."""
         optimizer = self.learner.optimizer
         values, state = self._values(works).clone(memory_format=torch.contiguous_format), self._states(works)
@@ -80,40 +109,58 @@ class DenseGroups:
         corrections = [w.correction for w in works if w.correction is not None]
         shift = self._rows(corrections) if corrections else None
         mu_G1 = values.new_tensor([[w.proximal_mu] for w in works])
-        for step, a in enumerate(streams.active):
-            here = values[:a]
-            slope, losses = self._stacks.gradients(here, streams, step)
-            loss[:a] += losses
-            if anchor is not None:
-                slope.addcmul_(here - anchor[:a], mu_G1[:a])
-            if shift is not None:
-                slope.add_(shift[:a])
-            optimizer.clip_(slope)
-            optimizer.step_(here, slope, tuple(t[:a] for t in state), rate_G1[:a])
-        return values, loss, state
 
-    def gradients(self, works: Sequence[Gradient]) -> list[GradientResult]:
+        def run() -> Run:
+            for step, a in enumerate(streams.active):
+                here = values[:a]
+                slope, losses = self._stacks.gradients(here, streams, step)
+                loss[:a] += losses
+                if anchor is not None:
+                    slope.addcmul_(here - anchor[:a], mu_G1[:a])
+                if shift is not None:
+                    slope.add_(shift[:a])
+                optimizer.clip_(slope)
+                optimizer.step_(here, slope, tuple(t[:a] for t in state), rate_G1[:a])
+            return values, loss, state
+
+        return run
+
+    def _gradients(self, works: Sequence[Gradient]) -> Prepared:
         """One mini-batch gradient of several nodes on one data set."""
         nodes = [(w.data, range(w.step, w.step + 1)) for w in works]
-        streams = self._streams(nodes, works[0].workload.batch_size)
-        gradient, losses = self._stacks.gradients(self._values(works), streams)
-        self.learner.optimizer.clip_(gradient)
-        pairs = zip(self._vectors(gradient), losses.tolist(), strict=True)
-        return [GradientResult(vector, loss) for vector, loss in pairs]
+        streams, values = self._streams(nodes, works[0].workload.batch_size), self._values(works)
 
-    def evaluate(self, works: Sequence[Evaluate]) -> list[Evaluation]:
+        def found(run: tuple[Tensor, Tensor]) -> list[GradientResult]:
+            gradient, losses = run
+            self.learner.optimizer.clip_(gradient)
+            pairs = zip(self._vectors(gradient), losses.tolist(), strict=True)
+            return [GradientResult(vector, loss) for vector, loss in pairs]
+
+        return Prepared(partial(self._stacks.gradients, values, streams), found)
+
+    def _evaluations(self, works: Sequence[Evaluate]) -> Prepared:
         """Several models on one batch of examples."""
-        batch, task, values = works[0].batch, self.model.task, self._values(works)
+        batch, values = works[0].batch, self._values(works)
         check_examples(batch)
-        size, n = self.learner.evaluated_at_once, len(batch)
-        loss, right = values.new_zeros(len(works), dtype=torch.float64), values.new_zeros(len(works))
-        x, y = batch.x.flatten(1).to(values.device), batch.y.to(values.device)
-        for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
-            some_loss, some_right = self._stacks.evaluate(values, some_x, some_y)
-            loss += some_loss
-            right += some_right
-        found = zip((loss / n).tolist(), right.tolist(), strict=True)
-        return [Evaluation(mean, n, tasks.metrics(task, mean, k, n)) for mean, k in found]
+        x, y, n = batch.x.flatten(1).to(values.device), batch.y.to(values.device), len(batch)
+
+        def run() -> tuple[Tensor, Tensor]:
+            size = self.learner.evaluated_at_once
+            loss = values.new_zeros(len(works), dtype=torch.float64)
+            right = values.new_zeros(len(works))
+            for some_x, some_y in zip(torch.split(x, size), torch.split(y, size), strict=True):
+                some_loss, some_right = self._stacks.evaluate(values, some_x, some_y)
+                loss += some_loss
+                right += some_right
+            return loss, right
+
+        def found(sums: tuple[Tensor, Tensor]) -> list[Evaluation]:
+            loss, right = sums
+            pairs = zip((loss / n).tolist(), right.tolist(), strict=True)
+            task = self.model.task
+            return [Evaluation(mean, n, tasks.metrics(task, mean, k, n)) for mean, k in pairs]
+
+        return Prepared(run, found)
 
     def _streams(self, nodes: Sequence[tuple[LocalData, range]], batch_size: int) -> Streams:
         dataset = nodes[0][0].dataset

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from edgefl.errors import ConfigError, nearest
-from edgefl.learning.dense import DenseGroups
+from edgefl.learning.dense import DenseGroups, Prepared
 from edgefl.learning.learner import Learner
 from edgefl.learning.model import Model
 from edgefl.learning.stacks import dense_layers
@@ -124,16 +124,47 @@ class Parallel:
         return {"executor": "parallel"}
 
 
+class Group:
+    """Items that become one vectorised step; one by one where that fails: one item's mistake must not fail
+    the others, and each shows its own."""
+
+    def __init__(self, works: Sequence[Work], executor: Batched, workers: Workers | None) -> None:
+        """workers: who carry it out; None: the caller, when the results are asked for."""
+        self._works, self._learner = works, executor.learner
+        self._results: Sequence[object] | None = None
+        self._job: Job[Any] | None = None
+        self._prepared = executor.prepared(works) if len(works) > 1 else None
+        if workers is not None and self._prepared is not None:
+            call = self._prepared.call
+            self._job = workers.submit(lambda _: call())
+
+    def results(self) -> Sequence[object]:
+        """What each item comes to, in their order."""
+        if self._results is None:
+            self._results = self._together()
+            self._works, self._job, self._prepared = (), None, None
+        return self._results
+
+    def _together(self) -> Sequence[object]:
+        if self._prepared is not None:
+            try:
+                done = self._prepared.call() if self._job is None else self._job.result()
+                return self._prepared.results(done)
+            except Exception:
+                pass
+        return [_attempt(work, self._learner) for work in self._works]
+
+
 class Part:
-    """One item's result among those of its group, which is worked on as a whole."""
+    """One item's result among those of its group."""
 
-    __slots__ = ("_place", "_results")
+    __slots__ = ("_group", "_place")
 
-    def __init__(self, results: Future[Sequence[object]] | Job[Sequence[object]], place: int) -> None:
-        self._results, self._place = results, place
+    def __init__(self, group: Group, place: int) -> None:
+        self._group, self._place = group, place
 
     def result(self) -> object:
-        return self._results.result()[self._place]
+        return self._group.results()[self._place]
 
     def cancel(self) -> bool:
         return False
@@ -166,21 +197,16 @@ class Batched:
 
     def run(self, works: Sequence[Work]) -> list[object]:
         if len(self._groups(works)) == 1:  # no other thread would be faster
-            return list(self._together(works, self.learner))
+            return list(Group(works, self, None).results())
         return [promise.result() for promise in self.start(works)]
 
     def start(self, works: Sequence[Work]) -> Sequence[Promise]:
-        promises: list[Promise | None] = [None] * len(works)
+        promises: dict[int, Part] = {}
         for members in self._groups(works):
-            group = [works[i] for i in members]
-            results: Future[Sequence[object]] | Job[Sequence[object]]
-            if self.num_workers and len(group) > 1:
-                results = self._workers.submit(partial(self._together, group))
-            else:
-                results = _done(self._together(group, self.learner))
+            group = Group([works[i] for i in members], self, self._workers if self.num_workers else None)
             for place, i in enumerate(members):
-                promises[i] = Part(results, place)
-        return [promise for promise in promises if promise is not None]
+                promises[i] = Part(group, place)
+        return [promises[i] for i in range(len(works))]
 
     def _groups(self, works: Sequence[Work]) -> list[list[int]]:
         """Which items go together: of one key, in the order given, in groups of about equal size."""
@@ -195,21 +221,13 @@ class Batched:
             groups += [members[a:b] for a, b in itertools.pairwise(cuts)]
         return groups
 
-    def _together(self, works: Sequence[Work], learner: Learner) -> Sequence[object]:
-        if len(works) > 1:
-            try:
-                return self._vectorised(works)
-            except Exception:
-                # One item's mistake must not fail the others: each shows its own below.
-                pass
-        return [_attempt(work, learner) for work in works]
-
-    def _vectorised(self, works: Sequence[Work]) -> Sequence[object]:
-        if isinstance(works[0], LocalSGD):
-            return self._dense_of(works[0].model).train([w for w in works if isinstance(w, LocalSGD)])
-        if isinstance(works[0], Gradient):
-            return self._dense.gradients([w for w in works if isinstance(w, Gradient)])
-        return self._dense.evaluate([w for w in works if isinstance(w, Evaluate)])
+    def prepared(self, works: Sequence[Any]) -> Prepared | None:
+        """Items of one key as one vectorised step; None where they cannot be."""
+        narrower = works[0].model if isinstance(works[0], LocalSGD) else None
+        try:
+            return self._dense_of(narrower).prepared(works)
+        except Exception:
+            return None
 
     def _dense_of(self, model: Model | None) -> DenseGroups:
         """The groups of the run's model, or of a narrower one of the same layers."""

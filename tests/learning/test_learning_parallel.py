@@ -17,6 +17,7 @@ from edgefl.learning import (
     Workload,
     make_executor,
 )
+from edgefl.learning.dense import Prepared
 from edgefl.learning.executors import Parallel
 from edgefl.learning.workers import VARIABLE, default_workers
 
@@ -68,7 +69,7 @@ def test_what_ends_a_threads_work_reaches_whoever_waits_for_it(monkeypatch) -> N
     def broken(_: object) -> None:
         raise SystemExit("the thread is told to go")
 
-    monkeypatch.setattr(batched, "_vectorised", broken)
+    monkeypatch.setattr(batched, "prepared", lambda works: Prepared(lambda: broken(works), list))
     with pytest.raises(SystemExit, match="told to go"):
         batched.run(works[:7])
 
