@@ -22,8 +22,9 @@ from edgefl.learning.streams import Streams
 from edgefl.learning.work import Evaluate, Evaluation, Gradient, GradientResult, LocalSGD, Trained
 from edgefl.parameters import Vector
 
-Run = tuple[Tensor, Tensor, tuple[Tensor, ...]]
-"""New models (G, P), sums over the steps of their losses (G,), and the optimiser's states."""
+Run = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]
+"""New models (G, P), sums over the steps of their losses (G,), the models' norms (G,), which are wanted of each
+report that a server takes in, and the optimiser's states."""
 
 
 @dataclass(frozen=True)
@@ -81,14 +82,14 @@ class DenseGroups:
 
     def _trained(self, order: Sequence[int], counts: Sequence[int], run: Run) -> list[Trained]:
         """What came of it, in the order in which the items were given."""
-        values, loss, state = run
-        # The norms are wanted of every report that a server takes in; here they are taken for all at once.
-        norms = torch.linalg.vector_norm(values, dim=1).tolist()
-        sums, vectors = loss.tolist(), self._vectors(values, norms)
+        values, loss, norms, state = run
+        # The vectors share the group's matrix, which lives as long as any of them: what one group trained is
+        # mostly wanted, and let go of, at about the same time.
+        vectors = Vector.rows(self.model.layout, values.cpu(), norms.tolist())
         results: dict[int, Trained] = {}
-        for row, (i, count, vector) in enumerate(zip(order, counts, vectors, strict=True)):
-            own = tuple(value_of(t[row]) for t in state) or None
-            results[i] = Trained(vector, sums[row] / count, count, own)
+        for row, (i, count, total) in enumerate(zip(order, counts, loss.tolist(), strict=True)):
+            own = tuple([value_of(t[row]) for t in state]) if state else None
+            results[i] = Trained(vectors[row], total / count, count, own)
         return [results[i] for i in range(len(order))]
 
     def _descend(self, works: Sequence[LocalSGD], streams: Streams) -> Callable[[], Run]:
@@ -96,7 +97,8 @@ class DenseGroups:
         values, rates = self._values(works), self._rates(works)
 
         def run() -> Run:
-            return *self._stacks.train(values, streams, rates), ()
+            new, loss = self._stacks.train(values, streams, rates)
+            return new, loss, torch.linalg.vector_norm(new, dim=1), ()
 
         return run
 
@@ -121,7 +123,7 @@ class DenseGroups:
                     slope.add_(shift[:a])
                 optimizer.clip_(slope)
                 optimizer.step_(here, slope, tuple(t[:a] for t in state), rate_G1[:a])
-            return values, loss, state
+            return values, loss, torch.linalg.vector_norm(values, dim=1), state
 
         return run
 
@@ -133,7 +135,7 @@ class DenseGroups:
         def found(run: tuple[Tensor, Tensor]) -> list[GradientResult]:
             gradient, losses = run
             self.learner.optimizer.clip_(gradient)
-            pairs = zip(self._vectors(gradient), losses.tolist(), strict=True)
+            pairs = zip(Vector.rows(self.model.layout, gradient.cpu()), losses.tolist(), strict=True)
             return [GradientResult(vector, loss) for vector, loss in pairs]
 
         return Prepared(partial(self._stacks.gradients, values, streams), found)
@@ -197,10 +199,3 @@ class DenseGroups:
                 for rows, tensor in zip(state, work.state, strict=True):
                     rows[i] = tensor
         return state
-
-    def _vectors(self, values_GP: Tensor, norms: Sequence[float | None] | None = None) -> list[Vector]:
-        """The rows as values. They share the group's matrix, which lives as long as any of them: what one
-        group trained is mostly wanted, and let go of, at about the same time."""
-        rows, layout = values_GP.cpu().unbind(), self.model.layout
-        norms = norms or [None] * len(rows)
-        return [Vector(layout, row, norm=norm) for row, norm in zip(rows, norms, strict=True)]

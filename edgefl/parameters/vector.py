@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -33,6 +34,21 @@ class Vector:
         if len(buffers) != len(layout.buffers):
             raise ValueError(f"{len(layout.buffers)} buffers are needed, found {len(buffers)}")
         self.layout, self.values, self.buffers, self._norm = layout, values, buffers, norm
+
+    @classmethod
+    def rows(cls, layout: Layout, values: Tensor, norms: Sequence[float] | None = None) -> list[Vector]:
+        """The rows of a matrix (n, layout.size) as vectors without buffers, which share its memory.
+
+        norms: of each, where they are known.
+        """
+        if values.shape[1:] != (layout.size,) or values.dtype != layout.dtype or layout.buffers:
+            cls(layout, values[0])  # says what is wrong
+        found, known = [], itertools.repeat(None) if norms is None else norms
+        for row, norm in zip(values.unbind(), known, strict=norms is not None):
+            new = object.__new__(cls)
+            new.layout, new.values, new.buffers, new._norm = layout, row, (), norm
+            found.append(new)
+        return found
 
     @property
     def nbytes(self) -> int:

@@ -112,7 +112,7 @@ class Edges:
         """One message of this kind and step from each of `senders` that lives, as they arrive."""
         node, waiting = self.node, set(senders)
         while waiting:
-            news = node.receive(kind, Gone, Back, sender=list(self.since), step=step)
+            news = node.receive(kind, Gone, Back, sender=self.since, step=step)
             m = await (news if self._all_are_there() else node.first(news, node.receive(Join)))
             if isinstance(m, Join):
                 self._hear(m, step + 1)

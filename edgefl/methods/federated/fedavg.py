@@ -21,6 +21,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from edgefl.data import LocalData
 from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.parameters import Vector, WeightedMean
@@ -135,14 +136,18 @@ async def client(node: Node) -> None:
     assert node.data is not None
     uplink = Uplink(node)
     while True:
-        m = await node.receive(GlobalModel)
-        uplink.settle(m.counted)
-        work = LocalSGD(m.parameters, node.data, m.round, node.workload)  # E, B, eta
-        r: Trained | None = await unless_stopped(node, work, m.round)
-        if r is not None:
-            y_k = uplink.model(r.parameters, m.parameters, tag=m.round)
-            await uplink.save()
-            node.send(m.sender, LocalModel(m.round, y_k, len(node.data), r.num_steps, r.loss))
+        await _answer(node, node.data, uplink, await node.receive(GlobalModel))
+
+
+async def _answer(node: Node, data: LocalData, uplink: Uplink, m: GlobalModel) -> None:
+    """A client's part in a round; between rounds it holds no model."""
+    uplink.settle(m.counted)
+    work = LocalSGD(m.parameters, data, m.round, node.workload)  # E, B, eta
+    r: Trained | None = await unless_stopped(node, work, m.round)
+    if r is not None:
+        y_k = uplink.model(r.parameters, m.parameters, tag=m.round)
+        await uplink.save()
+        node.send(m.sender, LocalModel(m.round, y_k, len(data), r.num_steps, r.loss))
 
 
 METHOD = Method(
