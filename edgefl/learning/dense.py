@@ -23,8 +23,8 @@ from edgefl.learning.work import Evaluate, Evaluation, Gradient, GradientResult,
 from edgefl.parameters import Vector
 
 Run = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]
-"""New models (G, P), sums over the steps of their losses (G,), the models' norms (G,), which are wanted of each
-report that a server takes in, and the optimiser's states."""
+"""New models (G, P), sums over the steps of their losses (G,), the models' norms (G,), which are wanted of
+every report that a server takes in, and the optimiser's states."""
 
 
 @dataclass(frozen=True)
