@@ -13,6 +13,7 @@ from toy import Watcher, access
 from edgefl.devices import DeviceProfile
 from edgefl.errors import ConfigError
 from edgefl.learning.work import Gradient
+from edgefl.methods.split import pipeline
 from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import Crash, FaultPlan
 from edgefl.parameters import Vector
@@ -251,7 +252,19 @@ def test_a_run_says_that_it_stopped_and_where_it_goes_on():
         if node == 0 and kind in ("stopped", "resumed")
     ]
     assert [kind for kind, _ in notes] == ["stopped", "resumed"]
+    assert notes[0][1] == "the step is void until peer 2 is back, and nobody else holds blocks 2:3"
     assert notes[1][1] in ("after 1 steps", "after 2 steps", "after 3 steps")
+
+
+@pytest.mark.parametrize("method", ["dapple", "gpipe"])
+def test_a_device_keeps_two_versions_and_no_more(method, monkeypatch):
+    """Nobody is more than a step ahead of what anybody has stored."""
+    kept, store = [], pipeline.Member.state
+    monkeypatch.setattr(
+        pipeline.Member, "state", lambda m: kept.append((m.step, sorted(m.versions))) or store(m)
+    )
+    run(pipeline_plan(method, stages=PLANS[4]))
+    assert kept and all(versions == [step - 1, step] for step, versions in kept if step)
 
 
 def test_a_device_without_a_stage_waits_for_the_end():

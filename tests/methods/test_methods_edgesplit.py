@@ -101,6 +101,38 @@ def test_bytes_of_each_device_are_as_predicted(method):
 
 
 @pytest.mark.parametrize("method", [*LAYERWISE, "hsfl"])
+def test_bytes_both_ways_by_the_size_of_what_the_blocks_make(method):
+    """Up I (A + 4 labels) and, where fronts are shared, P; down I A and P: from the modules themselves."""
+    rounds, I, batch = 3, 5, 16
+    plan = unequal_plan(method, rounds=rounds)
+    table, model = run(plan).traffic.table, plan.learner.model
+    for k, cut in enumerate(planned(plan).cuts, start=1):
+        front = model.stage(0, cut).build()
+        A = 4 * front(torch.zeros(batch, 1, 8, 8)).numel() if cut < len(model.blocks) else 0
+        P = 4 * sum(p.numel() for p in front.parameters())
+        labels = 4 * batch if A else 0
+        fronts_down, fronts_up = (1, 0) if method == "hsfl" else (rounds, rounds)
+        up = sum(row[1] for (i, j, _), row in table.items() if (i, j) == (k, 0))
+        down = sum(row[1] for (i, j, _), row in table.items() if (i, j) == (0, k))
+        assert up == rounds * I * (A + labels) + fronts_up * P
+        assert down == rounds * I * A + fronts_down * P
+
+
+@pytest.mark.parametrize("method", LAYERWISE)
+def test_a_device_that_is_gone_is_left_out_of_the_average_and_the_others_weigh_as_ever(method):
+    """Without the second device a round is FedAvg's of the other two, by their examples."""
+    data = {"name": "dirichlet", "alpha": 0.5}
+    faults = FaultPlan(crashes=(Crash(2, 0.0),), detect_s=1e-6)
+    plan = unequal_plan(method, rounds=2, faults=faults, data=data)
+    expected = plan.learner.model.init()
+    for t in range(2):
+        ends = {k: sgd(plan, batches(plan, k, range(5 * t, 5 * t + 5)), expected.values) for k in (1, 3)}
+        n = {k: len(plan.nodes[k].data) for k in ends}
+        expected = expected.with_values(sum(ends[k] * (n[k] / sum(n.values())) for k in ends))
+    assert near(run(plan).results[0], expected, 1e-6)
+
+
+@pytest.mark.parametrize("method", [*LAYERWISE, "hsfl"])
 @pytest.mark.parametrize(("link_model", "within"), [("fair", 0.01), ("fifo", 0.05)])
 def test_a_round_takes_the_planned_time(method, link_model, within):
     """Under fifo the server's downlink takes messages one after the other, whatever the shares."""

@@ -19,6 +19,15 @@ def test_one_client_is_unsplit_sgd_at_every_cut(cut):
     assert torch.equal(run(plan).results[0].values, sgd(plan, batches(plan, 1, range(12))))
 
 
+@pytest.mark.parametrize(("cut", "head_blocks"), [(1, 1), (1, 2), (2, 1)])
+def test_one_client_is_unsplit_sgd_to_the_bit_in_the_u_shape_too(cut, head_blocks):
+    plan = small_plan(
+        "split-learning-u", 1, rounds=3, model={"hidden": (32, 16, 8)}, train={"local_steps": 4},
+        cut=cut, head_blocks=head_blocks,
+    )  # fmt: skip
+    assert torch.equal(run(plan).results[0].values, sgd(plan, batches(plan, 1, range(12))))
+
+
 @pytest.mark.parametrize("cut", [1, 2, 3, 4])
 def test_a_convolutional_model_is_unsplit_sgd_at_every_cut(cut):
     model = {"name": "cnn", "channels": (4, 8)}

@@ -89,11 +89,21 @@ async def _lead(node: Node, plan: PipelinePlan, member: Member) -> None:
         if await _all_done(node, plan, attempt):
             await node.save(over=True, **member.state())
             break
-        node.note("stopped", "a member of the pipeline is lost or has come back; its step is void")
+        node.note("stopped", _why(node, plan))
         attempt, step = await _assemble(node, plan, attempt)
         node.note("resumed", f"after {step} steps")
     await _end(node, [j for j in plan.members if j != node.id])
     node.send(node.id, Over())
+
+
+def _why(node: Node, plan: PipelinePlan) -> str:
+    """Why the step under way is void: who is lost, and which blocks nobody else holds."""
+    lost = [d for d in plan.members if not node.fleet.alive(d)]
+    if not lost:
+        return "a member of the pipeline has come back; its step is void"
+    alone = [f"{s.first}:{s.last}" for s in plan.stages if set(s.devices) <= set(lost)]
+    held = f", and nobody else holds blocks {', '.join(alone)}" if alone else ""
+    return f"the step is void until {', '.join(f'peer {d}' for d in lost)} is back{held}"
 
 
 async def _dismiss(node: Node, spares: Sequence[int]) -> None:
