@@ -8,10 +8,10 @@ Cuts, shares x_k of the link and y_k of the server come from the planner (planni
 `replan_rounds` rounds for what the clients' computing took by then.
 
 Only the paper's abstract could be read, which names personal client-side models, the planner's parts, and
-the shortest round. Choices: the aggregation above; plain SGD without state; where a cut moves, a client that
-gives layers to the server sends its own, which join the round's mean, and one that takes layers gets W's. A
-client that was lost goes on with the layers that it had saved, and gives none away; one that is gone is
-left out of S_l for that round. Labels are sent.
+the shortest round. Choices: the aggregation above; optimisers that are fresh in each round; where a cut
+moves, a client that gives layers to the server sends its own, which join the round's mean, and one that
+takes layers gets W's. A client that was lost goes on with the layers that it had saved, and gives none
+away; one that is gone is left out of S_l for that round. Labels are sent.
 """
 
 from __future__ import annotations
