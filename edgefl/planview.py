@@ -30,7 +30,7 @@ def plan_table(found: Preview) -> Table:
     rows = [_row(members, widths) for members in groups.values()]
     title = (
         f"{found.method}, {found.policy}: {seconds(found.round_s)} a round over {number(found.num_rounds)}"
-        f" rounds, devices {share(found.idle, 1.0)} idle"
+        f" rounds, {seconds(found.time_s)} in all, devices {share(found.idle, 1.0)} idle"
     )
     headers = (
         "node", "role", "device", "examples", "batch", "steps", *(("width",) if widths else ()),

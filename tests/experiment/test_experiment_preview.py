@@ -73,7 +73,9 @@ def test_only_methods_that_narrow_take_widths(file):
 
 def test_what_is_shown(file):
     found = preview(load_experiment(file, ["assign.policy=cluster"]))
-    assert plan_table(found).row_count == 5 and len(found.groups) == 2
+    shown = plan_table(found)
+    assert shown.row_count == 5 and len(found.groups) == 2
+    assert str(shown.title).startswith("fedavg, cluster: ") and " a round over 4 rounds, " in str(shown.title)
     lines = timeline(found)
     assert len(lines) == 6 and all("#" in line for line in lines[2:])
     assert set(found.as_dict()) >= {"round_s", "idle", "nodes", "groups", "spans"}
