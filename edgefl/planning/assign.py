@@ -174,6 +174,12 @@ def hsfl_plan(
     fitness = hsfl.Fitness(clients, hsfl.scenarios(rng, len(clients), config.fading), config.channels)
     if config.plan == "common":
         return hsfl.best_common(clients, fitness)
+    if config.plan == "common-equal":
+        return hsfl.best_common_at_equal_shares(clients, fitness.scenarios)
+    if config.plan == "own-cuts":
+        return hsfl.at_equal_shares(clients, hsfl.own_cuts(clients), fitness.scenarios)
+    if config.plan == "random":
+        return hsfl.chosen(fitness, hsfl.random_cuts(clients, generator(fleet.seed, "hsfl cuts")))
     return hsfl.plan_by_genes(clients, fitness, generator(fleet.seed, "hsfl genes"))
 
 
@@ -213,19 +219,22 @@ def refuse_unfit(plan: RunPlan) -> None:
         if not any(feasible):
             accepted = f"{device.name} needs {min(cost.memory_bytes)} bytes for the smallest part"
             raise ConfigError("fleet.devices", device.profile.memory_bytes, accepted)
-    if plan.config.plan in ("common", "common-shared", "middle") and not common.any():
+    if plan.config.plan in ("common", "common-shared", "common-equal", "middle") and not common.any():
         raise ConfigError(
             f"method.{plan.method.name}.plan", plan.config.plan, "no cut suits all devices' memory"
         )
 
 
 def refuse_unfit_hsfl(plan: RunPlan) -> None:
-    """As refuse_unfit, and ConfigError for fewer channels than clients, or tokens at cut 0."""
+    """As refuse_unfit, and ConfigError for fewer channels than clients, or equal shares of them, or tokens at
+    cut 0."""
     refuse_unfit(plan)
     assert plan.learner is not None
     if plan.config.plan == "raw" and plan.learner.model.task == "language":
         raise ConfigError(f"method.{plan.method.name}.plan", "raw", "another: tokens have no gradient")
     channels, clients = plan.config.channels, len(plan.ids("client"))
+    if channels is not None and plan.config.plan in ("common-equal", "own-cuts"):
+        raise ConfigError(f"method.{plan.method.name}.channels", channels, "none where shares are equal")
     if channels is not None and channels < clients:
         raise ConfigError(
             f"method.{plan.method.name}.channels", channels, f"at least {clients}, one per client"

@@ -161,7 +161,7 @@ def plan_by_genes(
     """
     K = len(clients)
     choices = [k.cuts for k in clients]
-    pool = _first_generation(clients, choices, rng, population)
+    pool = _first_generation(clients, rng, population)
     for _ in range(generations):
         ranked = sorted(range(len(pool)), key=lambda i: (fitness(pool[i]), i))
         children = [pool[i] for i in ranked[:2]]
@@ -184,21 +184,31 @@ def plan_by_genes(
 
 
 def _first_generation(
-    clients: Sequence[ClientCosts],
-    choices: Sequence[tuple[int, ...]],
-    rng: np.random.Generator,
-    population: int,
+    clients: Sequence[ClientCosts], rng: np.random.Generator, population: int
 ) -> list[tuple[int, ...]]:
-    K = len(clients)
-    own = tuple(
-        min(k.cuts, key=lambda c, k=k: (k.alpha[c - 1] + K * (k.beta[c - 1] + k.sigma[c - 1]), c))  # type: ignore[misc]
-        for k in clients
-    )
-    common = [(c,) * K for c in choices[0] if all(c in one for one in choices)]
-    pool = [own, *common][:population]
+    pool = [own_cuts(clients), *_common_cuts(clients)][:population]
     while len(pool) < population:
-        pool.append(tuple(one[int(rng.integers(len(one)))] for one in choices))
+        pool.append(random_cuts(clients, rng))
     return pool
+
+
+def own_cuts(clients: Sequence[ClientCosts]) -> tuple[int, ...]:
+    """Each client's own best cut at equal shares, whatever the others take; ties go to the smaller one."""
+    K = len(clients)
+
+    def best(k: ClientCosts) -> int:
+        return min(k.cuts, key=lambda c: (k.alpha[c - 1] + K * (k.beta[c - 1] + k.sigma[c - 1]), c))
+
+    return tuple(map(best, clients))
+
+
+def random_cuts(clients: Sequence[ClientCosts], rng: np.random.Generator) -> tuple[int, ...]:
+    """Any cut that a client may take, each as likely as the others."""
+    return tuple(k.cuts[int(rng.integers(len(k.cuts)))] for k in clients)
+
+
+def _common_cuts(clients: Sequence[ClientCosts]) -> list[tuple[int, ...]]:
+    return [(c,) * len(clients) for c in clients[0].cuts if all(k.feasible[c - 1] for k in clients)]
 
 
 def chosen(fitness: Fitness, cuts: tuple[int, ...]) -> HSFLPlan:
@@ -214,8 +224,19 @@ def plan_by_trying_all(clients: Sequence[ClientCosts], fitness: Fitness) -> HSFL
 
 def best_common(clients: Sequence[ClientCosts], fitness: Fitness) -> HSFLPlan:
     """The one cut for all with the shortest round, at the best shares."""
-    common = [c for c in clients[0].cuts if all(k.feasible[c - 1] for k in clients)]
-    return chosen(fitness, min(((c,) * len(clients) for c in common), key=fitness))
+    return chosen(fitness, min(_common_cuts(clients), key=fitness))
+
+
+def at_equal_shares(clients: Sequence[ClientCosts], cuts: tuple[int, ...], scenarios: np.ndarray) -> HSFLPlan:
+    """The plan of these cuts at 1 / K of the link and of the server for each client."""
+    shares = equal_shares(*_at(clients, cuts))
+    return HSFLPlan(cuts, shares, float(times(clients, cuts, shares, scenarios).max(1).mean()))
+
+
+def best_common_at_equal_shares(clients: Sequence[ClientCosts], scenarios: np.ndarray) -> HSFLPlan:
+    """The one cut for all with the shortest round at equal shares."""
+    plans = [at_equal_shares(clients, cuts, scenarios) for cuts in _common_cuts(clients)]
+    return min(plans, key=lambda plan: plan.fitness)
 
 
 # --- whole channels --------------------------------------------------------------------------------------

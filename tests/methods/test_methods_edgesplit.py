@@ -156,6 +156,17 @@ def test_a_straggler_is_noticed_and_planned_for():
     assert last["round_s"] == pytest.approx(last["planned_round_s"], rel=0.01)
 
 
+@pytest.mark.parametrize("method", [*LAYERWISE, "hsfl"])
+def test_shares_that_nobody_keeps_change_the_time_and_nothing_else(method):
+    kept, shared = Watcher(), Watcher()
+    models = [
+        run(unequal_plan(method, reserve=flag), w).results[0] for flag, w in ((True, kept), (False, shared))
+    ]
+    assert near(*models, 1e-6)
+    took = [[m["round_s"] for _, _, m in w.metrics if "round_s" in m] for w in (kept, shared)]
+    assert all(b < a for a, b in zip(*took, strict=True))
+
+
 def test_baseline_plans_are_slower():
     def seconds(plan):
         watcher = Watcher()
@@ -236,6 +247,8 @@ def test_what_cannot_be_is_refused_by_name(method):
     if method != "edgesplit":
         expected = f"method.{method}.channels = 2: at least 3, one per client"
         assert refused(channels=2) == expected
+        expected = f"method.{method}.channels = 9: none where shares are equal"
+        assert refused(channels=9, plan="own-cuts") == expected
     plan = unequal_plan(method)
     plan.method.prepare(plan)
 

@@ -81,7 +81,9 @@ def test_edgesplit_against_its_baselines(mbit):
     found["fedavg"] = round_s("fedavg", fleet, mbit, WHOLE)
     splitfed = {cut: round_s("splitfed-v1", fleet, mbit, WHOLE, cut=cut) for cut in range(1, 7)}
     found["splitfed"] = min(splitfed.values())
-    print(mbit, {name: round(seconds, 2) for name, seconds in found.items()})
+    shared = round_s("edgesplit", fleet, mbit, WHOLE, reserve=False)
+    assert shared < min(found.values())
+    print(mbit, {name: round(seconds, 2) for name, seconds in found.items()}, round(shared, 2))
     best = found["alternating"]
     assert best <= min(found.values()) * 1.001
     if mbit == 100:
@@ -121,13 +123,21 @@ def test_hsfl_against_its_baselines(mbit):
     """Eight boards of 0.125, 0.5 and 2 GFLOP/s, 10 of the server in all."""
     fleet = [10, *[0.125] * 4, *[0.5] * 2, *[2] * 2]
     hsfl = round_s("hsfl", fleet, mbit, QUARTER)
-    shared = round_s("hsfl", fleet, mbit, QUARTER, plan="common")
+    plans = ("common", "common-equal", "own-cuts", "random")
+    shared, equal, own, random = (round_s("hsfl", fleet, mbit, QUARTER, plan=plan) for plan in plans)
+    splitfed = [
+        min(round_s(method, fleet, mbit, QUARTER, cut=cut) for cut in range(1, 7))
+        for method in ("splitfed-v1", "splitfed-v2")
+    ]
     layerwise = round_s("hsfl-layerwise", fleet, mbit, QUARTER, allow_local=False)
     turns = min(round_s("split-learning", fleet, mbit, QUARTER, cut=cut) for cut in range(1, 7))
     fedavg = round_s("fedavg", fleet, mbit, QUARTER)
-    print(mbit, [round(seconds, 2) for seconds in (hsfl, shared, layerwise, turns, fedavg)])
-    assert hsfl <= shared * 1.001 and layerwise <= 1.05 * hsfl
+    free = [round_s(m, fleet, mbit, QUARTER, reserve=False) for m in ("hsfl", "hsfl-layerwise")]
+    found = (hsfl, shared, equal, own, random, layerwise, turns, fedavg, *splitfed, *free)
+    print(mbit, [round(seconds, 2) for seconds in found])
+    assert hsfl <= min(shared, equal, own, random) * 1.001 and layerwise <= 1.05 * hsfl
+    assert min(free) < min(splitfed)
     if mbit == 20:
-        assert shared / hsfl >= 1.2 and turns / hsfl >= 3
+        assert equal / hsfl >= 1.35 and shared / hsfl >= 1.2 and turns / hsfl >= 3
     if mbit == 5:
         assert shared / hsfl < 1.01

@@ -12,11 +12,15 @@ from edgefl.learning import Learner, ModelConfig, Problem, TrainConfig, Workload
 from edgefl.planning.hsfl import (
     ClientCosts,
     Fitness,
+    at_equal_shares,
     best_common,
+    best_common_at_equal_shares,
     best_shares,
     equal_shares,
+    own_cuts,
     plan_by_genes,
     plan_by_trying_all,
+    random_cuts,
     scenarios,
     times,
     whole_channels,
@@ -66,6 +70,29 @@ def test_the_genes_find_what_trying_all_finds(seed):
     found = plan_by_genes(clients, fitness, rng, generations=20)
     assert found.cuts == plan_by_trying_all(clients, fitness).cuts
     assert found.fitness <= best_common(clients, fitness).fitness
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_the_baselines_are_what_they_say_and_never_better(seed):
+    clients = clients_of(seed, 4, 5)
+    rng = np.random.default_rng(seed)
+    fading = scenarios(rng, 4, 0.3)
+    one, alone = (
+        best_common_at_equal_shares(clients, fading),
+        at_equal_shares(clients, own_cuts(clients), fading),
+    )
+    assert len(set(one.cuts)) == 1 and one.shares.link == one.shares.server == (0.25,) * 4
+    for k, cut in zip(clients, alone.cuts, strict=True):
+        seconds = [k.alpha[c - 1] + 4 * k.beta[c - 1] + 4 * k.sigma[c - 1] for c in k.cuts]
+        assert cut == k.cuts[int(np.argmin(seconds))]
+    assert set(random_cuts(clients, rng)) <= {1, 2, 3, 4}
+    steady = np.ones((1, 4))
+    alone, one = (
+        at_equal_shares(clients, own_cuts(clients), steady),
+        best_common_at_equal_shares(clients, steady),
+    )
+    best = plan_by_trying_all(clients, Fitness(clients, steady))
+    assert best.fitness <= alone.fitness * (1 + 1e-9) and alone.fitness <= one.fitness
 
 
 def test_fitness_is_the_mean_over_the_scenarios_of_the_longest_time():

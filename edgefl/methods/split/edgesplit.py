@@ -42,6 +42,9 @@ class EdgeSplitConfig(CutConfig):
     """Whether a device may train the whole model by itself."""
     own_link_caps: bool = True
     """Whether a device's own link limits its share."""
+    reserve: bool = True
+    """Whether each device's share of the link and of the server is kept for it. If not, who has something to
+    send or to compute shares them with whoever else has: rounds are shorter than planned, mostly."""
     replan_above: float | None = Field(default=None, gt=0)
     """Plan anew when a device's computing took this share more or less than planned; not given: never."""
 
@@ -60,8 +63,9 @@ async def server(node: Node) -> Vector:
         began_s = node.now()
         turns = []
         for k, cut, b in zip(clients, plan.cuts, plan.rates, strict=True):
-            link = Link(k, (node.life, t), config.packing, b)
-            turns.append(begin_turn(node, link, cut, w, share=1 / len(clients)))
+            link = Link(k, (node.life, t), config.packing, b if config.reserve else None)
+            share = 1 / len(clients) if config.reserve else None
+            turns.append(begin_turn(node, link, cut, w, share=share))
         mean = await mean_of_turns(node, w, turns)
         w = mean.parameters
         slowdowns = fleet.measured(plan.cuts, mean.busy_s, slowdowns, config.replan_above)

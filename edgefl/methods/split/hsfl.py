@@ -36,13 +36,17 @@ from edgefl.planning.memory import needs_with_planned_cuts
 class HSFLConfig(CutConfig):
     """How cuts and shares are found; batches, steps and rate are [train]'s."""
 
-    plan: Literal["genetic", "common", "raw"] = "genetic"
-    """genetic: a cut for each. common: the best one for all. raw: cut 0 for all, a reference: clients hold
-    nothing and send their examples as they are. All at the best shares."""
+    plan: Literal["genetic", "common", "random", "common-equal", "own-cuts", "raw"] = "genetic"
+    """genetic: a cut for each. common: the best one for all. random: any. These at the best shares.
+    common-equal: the best cut for all, and own-cuts: each one's best, at equal shares. raw: cut 0 for all, a
+    reference: clients hold nothing and send their examples as they are, at the best shares."""
     replan_rounds: int = Field(default=10, ge=1)
     """R: rounds between plans."""
     allow_local: bool = False
     """Whether a client may hold the whole model; nothing of it is then averaged."""
+    reserve: bool = True
+    """Whether each device's share of the link and of the server is kept for it. If not, who has something to
+    send or to compute shares them with whoever else has: rounds are shorter than planned, mostly."""
     fading: float = Field(default=0.0, ge=0, le=2)
     """Spread of the links' gains in the planner's 20 scenarios, exp(fading x normal); 0: steady links."""
     channels: int | None = Field(default=None, ge=1, le=10_000)
@@ -62,7 +66,7 @@ class Assigned(Message):
     first: int
     layers: Vector | None
     wants: bool
-    rate_bytes_per_s: float
+    rate_bytes_per_s: float | None
 
 
 @dataclass(frozen=True)
@@ -91,10 +95,10 @@ async def server(node: Node) -> Vector:
             plan = hsfl_plan(fleet, config, moves_front=False, slowdowns=[slowdowns[k] for k in clients])
         began_s, turns = node.now(), []
         for n, k in enumerate(clients):
-            rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
+            rate, share = shares_of(plan, n, fleet, config)
             link = Link(k, (node.life, t), config.packing, rate)
             first = 0 if t == 0 else held.get(k)
-            turns.append(node.start(_serve(node, link, plan.cuts[n], first, w, plan.shares.server[n])))
+            turns.append(node.start(_serve(node, link, plan.cuts[n], first, w, share)))
         rears, losses, busy_s = [], [], {}
         held = {}
         for n, turn in enumerate(await finished(node, turns)):
@@ -116,8 +120,17 @@ async def server(node: Node) -> Vector:
     return w
 
 
+def shares_of(
+    plan: HSFLPlan, n: int, fleet: SplitFleet, config: HSFLConfig
+) -> tuple[float | None, float | None]:
+    """What the n-th client has of the link, in bytes per second, and of the server; None: nothing is kept."""
+    if not config.reserve:
+        return None, None
+    return plan.shares.link[n] * fleet.capacity_bytes_per_s, plan.shares.server[n]
+
+
 async def _serve(
-    node: Node, link: Link, cut: int, held: int | None, w: Vector, share: float
+    node: Node, link: Link, cut: int, held: int | None, w: Vector, share: float | None
 ) -> Served | None:
     """One client's turn. held: blocks that it has, None where that is not known for sure."""
     model, last = node.model, len(node.model.blocks)
@@ -125,7 +138,6 @@ async def _serve(
     layers = model.cut(w, first, cut) if first < cut else None
     takes_over = held is not None and held > cut
     rate = link.rate_bytes_per_s
-    assert rate is not None
     node.send(link.to, Assigned(link.turn, cut, first, layers, takes_over, rate), rate_bytes_per_s=rate)
     rear = model.cut(w, cut, last) if cut < last else None
     if takes_over and rear is not None:

@@ -14,7 +14,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from edgefl.methods.split.hsfl import HSFLConfig
+from edgefl.methods.split.hsfl import HSFLConfig, shares_of
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
 from edgefl.patterns.cuts import Link, SmashedData, SmashedGradient
@@ -30,8 +30,9 @@ from edgefl.planning.memory import needs_with_planned_cuts
 class HSFLLayerwiseConfig(HSFLConfig):
     """As HSFL's, but for cut 0: fronts are what is averaged."""
 
-    plan: Literal["genetic", "common"] = "genetic"
-    """genetic: a cut for each. common: the best one for all. Both at the best shares."""
+    plan: Literal["genetic", "common", "random", "common-equal", "own-cuts"] = "genetic"
+    """genetic: a cut for each. common: the best one for all. random: any. These at the best shares.
+    common-equal: the best cut for all, and own-cuts: each one's best, at equal shares."""
     allow_local: bool = Field(default=True)
     """Whether a client may train the whole model by itself."""
 
@@ -51,9 +52,9 @@ async def server(node: Node) -> Vector:
             plan = hsfl_plan(fleet, config, moves_front=True, slowdowns=[slowdowns[k] for k in clients])
         began_s, turns = node.now(), []
         for n, k in enumerate(clients):
-            rate = plan.shares.link[n] * fleet.capacity_bytes_per_s
+            rate, share = shares_of(plan, n, fleet, config)
             link = Link(k, (node.life, t), config.packing, rate)
-            turns.append(begin_turn(node, link, plan.cuts[n], w, share=plan.shares.server[n]))
+            turns.append(begin_turn(node, link, plan.cuts[n], w, share=share))
         mean = await mean_of_turns(node, w, turns)
         w = mean.parameters
         node.record(
