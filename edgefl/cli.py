@@ -5,6 +5,7 @@ Exit codes: 0 done; 1 failed; 2 refused, nothing was changed; 130 interrupted (C
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import sys
@@ -50,13 +51,29 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+def _fit_streams() -> None:
+    """Let everything be printed: what a terminal has no letters for as "?", to closed streams nothing."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process)
+        elif isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def main() -> None:
     """The entry point of the `edgefl` program."""
+    _fit_streams()
     if sys.maxsize < 2**32:
         from edgefl.doctor import ON_32_BIT
 
         typer.echo(f"edgefl: {ON_32_BIT}", err=True)
         raise SystemExit(REFUSED)
+    try:
+        os.getcwd()
+    except OSError:  # PyTorch would end the process
+        typer.echo("edgefl: the working directory is gone; change to one that exists", err=True)
+        raise SystemExit(REFUSED) from None
     signal.signal(signal.SIGTERM, _interrupt)  # as `docker stop` sends it: leave a folder that can go on
     arguments = sys.argv[1:]
     try:

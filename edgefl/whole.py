@@ -37,6 +37,9 @@ def replacing(path: Path, *, durable: bool = False) -> Iterator[IO[bytes]]:
 
 
 def write_whole(path: Path, content: str | bytes, *, durable: bool = False) -> None:
-    """Replace a file's content, as `replacing` does; text is written in UTF-8."""
+    """Replace a file's content, as `replacing` does; text is written in UTF-8.
+
+    Names of files that are none in this locale are written with the bytes that they have.
+    """
     with replacing(path, durable=durable) as file:
-        file.write(content.encode() if isinstance(content, str) else content)
+        file.write(content.encode(errors="surrogateescape") if isinstance(content, str) else content)

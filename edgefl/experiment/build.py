@@ -16,6 +16,7 @@ from edgefl.errors import ConfigError, nearest
 from edgefl.experiment.config import Experiment
 from edgefl.experiment.faults import fault_plan, poisoned
 from edgefl.experiment.tables import Roles, bytes_per_s
+from edgefl.experiment.threads import one_thread
 from edgefl.keyed import generator
 from edgefl.learning.executors import Executor, make_executor
 from edgefl.learning.learner import Learner
@@ -72,6 +73,7 @@ class Built:
         return self.plan.learner
 
 
+@one_thread()
 def build(experiment: Experiment) -> Built:
     """Put a run together. Raises ConfigError for whatever cannot be, before anything starts."""
     experiment = experiment.decided()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ def compare(
     finished runs of it are kept and the rest is done. A run that fails is in `failures`, the others go on.
     Raises ConfigError before anything starts, and KeyboardInterrupt after interrupting what runs.
     """
+    if isinstance(methods, str):
+        methods = [methods]
     if not methods:
         raise ConfigError("--methods", "", "at least one method")
     planned = []
@@ -49,7 +52,7 @@ def compare(
 
 def with_seeds(experiment: Experiment, seeds: Sequence[int]) -> list[Experiment]:
     """The experiment with each of the seeds, or as it is when there are none. Raises ConfigError."""
-    wrong = next((seed for seed in seeds if not 0 <= seed < 2**63), None)
+    wrong = next((seed for seed in seeds if not isinstance(seed, Integral) or not 0 <= seed < 2**63), None)
     if wrong is not None:
         raise ConfigError("--seeds", wrong, "whole numbers from 0 on")
     return [experiment.model_copy(update={"seed": seed}) for seed in seeds] or [experiment]
@@ -63,7 +66,7 @@ def run_comparison(
     progress: BatchProgress | None,
 ) -> Comparison:
     """Run the jobs of a comparison or a sweep into its folder, with tables and report; see `compare`."""
-    if at_once is not None and at_once < 1:
+    if at_once is not None and (not isinstance(at_once, int) or at_once < 1):
         raise ConfigError("--jobs", at_once, "at least 1")
     labels = [job.label for job in jobs]
     twice = next((label for label in labels if labels.count(label) > 1), None)

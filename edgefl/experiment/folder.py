@@ -140,7 +140,7 @@ class RunFolder:
 
         Only into the blocks that the old one has, in one call: what does not fit there is left as it was.
         """
-        content = _record_text(record).encode()
+        content = _record_text(record).encode(errors="surrogateescape")
         with (self.path / "run.json").open("r+b", buffering=0) as file:
             if len(content) <= os.fstat(file.fileno()).st_blocks * _BLOCK_BYTES:
                 file.truncate(file.write(content))

@@ -17,6 +17,7 @@ from edgefl.experiment.energy import sampled
 from edgefl.experiment.hosts import Hosts
 from edgefl.experiment.observer import RunObserver
 from edgefl.experiment.progress import Progress
+from edgefl.experiment.threads import one_thread
 from edgefl.runtimes.grpc import local as grpc
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.place import FleetFile, Place, read_fleet
@@ -113,7 +114,7 @@ def run_node(
         return runner.lead(built, place, execute, out=out, going_on=going_on, progress=progress)
     if out is not None:
         raise ConfigError("--out", str(out), "the process with node 0 alone writes a folder")
-    with runner.one_thread():
+    with one_thread():
         outcome = execute(RunObserver(built, hosted=place.hosted))
     if outcome.reason == INTERRUPTED:
         raise KeyboardInterrupt

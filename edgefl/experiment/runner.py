@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import re
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
-from edgefl.allocator import keep_memory
 from edgefl.errors import ConfigError, RunError, nearest
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.checkpoints import run_virtual
@@ -25,6 +22,7 @@ from edgefl.experiment.origin import commit, machine, versions
 from edgefl.experiment.prediction import beside
 from edgefl.experiment.progress import Progress, Reporter
 from edgefl.experiment.summary import summarise, write_results
+from edgefl.experiment.threads import one_thread
 from edgefl.runtimes.outcome import INTERRUPTED, Outcome
 
 if TYPE_CHECKING:
@@ -252,18 +250,6 @@ def _execute(
         return local.run_here(folder.path, built, observer)
 
     return execute
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """torch with one thread: two wait for each other at every small operator, and last bits may differ."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    keep_memory()
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _check_prefix(folder: RunFolder, observer: RunObserver) -> None:

@@ -34,8 +34,9 @@ def sweep(
     grid: values by dotted key, e.g. {"train.learning_rate": [0.01, 0.1]}; a string is written as on the
     command line. A point is the variant of its runs, written "learning_rate=0.01" (the key's last word).
     """
-    if not grid or not all(grid.values()):
-        raise ConfigError("--grid", dict(grid), "at least one key with at least one value")
+    named = isinstance(grid, Mapping)
+    if not named or not grid or not all(_listed(values) for values in grid.values()):
+        raise ConfigError("--grid", grid, "at least one key with a list of at least one value")
     axes = [[(key, _text(value)) for value in values] for key, values in grid.items()]
     planned = []
     for point in itertools.product(*axes):
@@ -44,6 +45,10 @@ def sweep(
         build(first)  # what cannot be is refused here, before anything starts
         planned += [_job(point, one) for one in with_seeds(first, seeds)]
     return run_comparison("sweep", planned, jobs, out, progress)
+
+
+def _listed(values: object) -> bool:
+    return isinstance(values, Sequence) and not isinstance(values, str) and len(values) > 0
 
 
 def _text(value: object) -> str:

@@ -270,3 +270,52 @@ def test_one_device_and_one_link_with_their_sources() -> None:
     for command, word in (("devices", "raspberry-pi-44"), ("links", "ltee")):
         refused = call(command, word)
         assert refused.exit_code == 2 and refused.stderr.startswith(f"edgefl: NAME = '{word}': did you mean")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a shell of another kind")
+@pytest.mark.parametrize(
+    ("words", "environment"),
+    [
+        ("devices", {"PYTHONIOENCODING": "ascii"}),
+        ("run tiny.toml --out 'ü Ж'", {"LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}),
+        ("run tiny.toml --out a <&- >&-", {}),
+        ("run tiny.toml --out a 2>&-", {}),
+        ("compare tiny.toml --methods fedavg --out a <&- >&- 2>&-", {}),
+        (
+            "run tiny.toml --out a",
+            {"TERM": "dumb", "COLUMNS": "20", "TMPDIR": "/nonexistent", "HOME": "/proc"},
+        ),
+    ],
+)
+def test_poor_surroundings_are_enough(place: Path, words: str, environment: dict[str, str]) -> None:
+    command = f"{sys.executable} -m edgefl {words}"
+    done = subprocess.run(
+        command, shell=True, cwd=place, env={**os.environ, **environment}, capture_output=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    if "--out" in words:
+        (folder,) = (path for path in place.iterdir() if path.is_dir())
+        run = folder / "fedavg-0" if words.startswith("compare") else folder
+        assert json.loads((run / "run.json").read_text(encoding="utf-8"))["status"] == "finished"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a folder in use stays there")
+def test_a_working_directory_that_is_gone_is_refused(place: Path) -> None:
+    command = f"mkdir gone; cd gone; rmdir ../gone; {sys.executable} -m edgefl methods"
+    done = subprocess.run(command, shell=True, cwd=place, capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr.startswith("edgefl: the working directory is gone")
+
+
+def test_ctrl_c_while_the_program_loads_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    from edgefl.__main__ import main
+
+    class Interrupted:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "edgefl.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "edgefl.cli")
+    monkeypatch.setattr(sys, "meta_path", [Interrupted(), *sys.meta_path])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 130

@@ -19,7 +19,7 @@ from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import load_experiment
 from edgefl.experiment.local import run_here, run_processes
 from edgefl.experiment.observer import RunObserver
-from edgefl.experiment.runner import one_thread
+from edgefl.experiment.threads import one_thread
 from edgefl.nodes.registry import methods
 from edgefl.parameters import Vector
 from edgefl.runtimes.outcome import Outcome

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ from edgefl.errors import ConfigError
 from edgefl.experiment.batch import Result
 from edgefl.experiment.compare import compare
 from edgefl.experiment.comparison import Comparison, flat, load_comparison, summarize
-from edgefl.experiment.folder import alone
+from edgefl.experiment.folder import alone, told
 from edgefl.experiment.state import State
 from edgefl.experiment.statistics import mean_interval, ranks, t_95
 from edgefl.experiment.sweep import parse_grid, split_values, sweep
@@ -202,6 +205,40 @@ def test_two_comparisons_do_not_share_a_folder(place: Path, tmp_path: Path) -> N
     with alone(tmp_path, "--out"), pytest.raises(ConfigError, match="another process"):
         compare(place / "tiny.toml", ["fedavg"], out=tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_batch_that_is_killed_takes_its_runs_with_it_and_goes_on(place: Path) -> None:
+    """A worker in the middle of a long run hears of it at once, not at its next word."""
+    out = place / "killed"
+    command = [sys.executable, "-m", "edgefl", "compare", "tiny.toml", "--methods", "fedavg", "--quiet"]
+    long = ["--out", str(out), "--set", "stop.rounds=100000", "--set", "evaluate.every_s=1e9"]
+    with subprocess.Popen([*command, *long], cwd=place) as batch:
+        record = out / "fedavg-0" / "run.json"
+        until(record.exists)
+        until(lambda: told(record.parent, json.loads(record.read_text()))["status"] == "running")
+        batch.kill()
+    until(lambda: json.loads(record.read_text())["status"] == "interrupted")
+    assert load_comparison(out).failures
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [({"seeds": ["a"]}, "--seeds"), ({"jobs": "2"}, "--jobs"), ({"seeds": [-1]}, "--seeds")],
+)
+def test_wrong_types_from_python_are_refused(place: Path, change: dict[str, Any], key: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        compare(place / "tiny.toml", "fedavg", out=place / "never", **change)
+    assert refusal.value.key == key and not (place / "never").exists()
+    for grid in ({"stop.rounds": 3}, [("stop.rounds", 3)], {"stop.rounds": []}, {"stop.rounds": "12"}):
+        with pytest.raises(ConfigError, match="a list of at least one value"):
+            sweep(place / "tiny.toml", grid, out=place / "never")  # type: ignore[arg-type]
 
 
 def test_a_sweep_runs_every_point(place: Path) -> None:

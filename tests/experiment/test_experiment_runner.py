@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import csv
 import errno
 import json
@@ -23,7 +22,6 @@ from edgefl.experiment import runner
 from edgefl.experiment.config import load_experiment
 from edgefl.experiment.folder import COLUMNS
 from edgefl.experiment.observer import RunObserver
-from edgefl.experiment.report import write_report
 from edgefl.experiment.results import load
 from edgefl.experiment.runner import resume, run_experiment
 from edgefl.nodes.registry import methods
@@ -355,44 +353,3 @@ def test_quickstart_smokes(tmp_path: Path) -> None:
     summary = run_experiment(load_experiment(quickstart, smoke=True), out=tmp_path / "run").summary
     assert (summary["nodes"], summary["time_s"]) == (25, 5.0)
     assert summary["final_accuracy"] > 0.85
-
-
-def test_a_run_over_grpc_from_a_loop_that_runs_already(tmp_path: Path) -> None:
-    """A notebook's cells are in one."""
-
-    async def cell() -> edgefl.experiment.results.Run:
-        return edgefl.run(small_file(tmp_path), runtime="local", out=tmp_path / "run")
-
-    assert asyncio.run(cell()).summary["status"] == "finished"
-
-
-def test_a_run_that_was_killed_is_told_from_one_that_goes_on(tmp_path: Path) -> None:
-    out = run_experiment(load_experiment(small_file(tmp_path)), out=tmp_path / "run").folder
-    record = json.loads((out / "run.json").read_text())
-    (out / "run.json").write_text(json.dumps(record | {"status": "running", "summary": None}))
-    with folder_module.alone(out, "--out"):
-        assert load(out).record["status"] == "running"
-    assert load(out).record["status"] == "interrupted"
-    assert "its process ended without a word" in write_report(out).read_text()
-    assert resume(out).summary["status"] == "finished"
-
-
-def test_where_no_new_file_fits_the_record_is_overwritten(tmp_path: Path) -> None:
-    """Within the blocks that it has; a longer one is left out rather than cut off."""
-    folder = folder_module.RunFolder.create(tmp_path / "run", "", {"status": "running"})
-    folder.overwrite_record({"status": "failed"})
-    assert folder.record == {"schema": 1, "status": "failed"}
-    folder.overwrite_record({"status": "x" * 100_000})
-    assert folder.record["status"] == "failed"
-
-
-def test_an_interruption_while_the_folder_is_made_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupted(*args: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(folder_module.RunFolder, "write_record", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        run_experiment(load_experiment(small_file(tmp_path)), out=tmp_path / "deep" / "run")
-    assert not list((tmp_path / "deep").iterdir())

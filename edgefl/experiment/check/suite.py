@@ -13,8 +13,8 @@ from edgefl.experiment.build import Built, build
 from edgefl.experiment.check.schedule import Schedule, draw
 from edgefl.experiment.check.trial import Bound, Verdict, bound_of, run_trial
 from edgefl.experiment.config import Experiment, load_experiment
-from edgefl.experiment.runner import one_thread
 from edgefl.experiment.tables import Stop
+from edgefl.experiment.threads import one_thread
 
 ROUNDS = 5
 """Rounds of a check where no file says another number."""
