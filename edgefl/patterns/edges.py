@@ -113,7 +113,7 @@ class Edges:
         node, waiting = self.node, set(senders)
         while waiting:
             news = node.receive(kind, Gone, Back, sender=self.since, step=step)
-            m = await (news if self._all_are_there() else node.first(news, node.receive(Join)))
+            m = await node.first(news, node.receive(Join))  # over gRPC nobody misses who is back soon
             if isinstance(m, Join):
                 self._hear(m, step + 1)
             elif isinstance(m, kind):
@@ -123,9 +123,6 @@ class Edges:
             elif isinstance(m, Gone) or m.life > self._lives.get(m.sender, 0):
                 self.since.pop(m.sender, None)
             waiting &= self.since.keys()
-
-    def _all_are_there(self) -> bool:
-        return len(self.since) == len(self.node.fleet.neighbors)
 
     def _hear(self, m: Join, step: int, *, joins: bool = False) -> None:
         """step: the first that this node has not begun."""
