@@ -134,6 +134,11 @@ def test_coresets_by_gradients_are_the_same_over_grpc(tmp_path, model):
     assert cores[0] == cores[1] >= 3
 
 
+def test_taught_corners_are_the_same_over_grpc(tmp_path):
+    settings = {"method.fjord.distillation_alpha": "0.5", "method.fjord.distillation_temperature": "2.0"}
+    _assert_same(*(_run(tmp_path, "fjord", r, **settings).folder for r in ("virtual", "local")))
+
+
 def _num_coresets(folder: Path) -> int:
     with (folder / "spans.csv").open() as file:
         return sum(row["detail"].startswith("SelectCoreset") for row in csv.DictReader(file))
