@@ -1,7 +1,8 @@
 """Writes the reference pages that follow from the code: experiment file, commands, devices and links.
 
-A hook of mkdocs.yml: the pages are made when the site is built, and are in no folder. What they say is said
-in the docstrings of the code; notes on a method are in docs/method-notes/NAME.md.
+A hook of mkdocs.yml: the pages are made when the site is built. Those to which others link have a placeholder
+in docs/reference/, for readers of the repository. What they say is said in the docstrings of the code; notes
+on a method are in docs/method-notes/NAME.md.
 """
 
 from __future__ import annotations
@@ -47,10 +48,13 @@ def pages() -> dict[str, str]:
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Called by mkdocs: add the pages to those of docs/."""
+    """Called by mkdocs: add the pages to those of docs/, in place of their placeholders."""
     from mkdocs.structure.files import File
 
     for name, text in pages().items():
+        placeholder = files.get_file_from_path(name)
+        if placeholder is not None:
+            files.remove(placeholder)
         files.append(File.generated(config, name, content=text))
     return files
 

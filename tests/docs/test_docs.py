@@ -47,6 +47,16 @@ def test_links_lead_somewhere():
     assert not lost
 
 
+def test_links_of_written_pages_lead_to_files_without_the_site_too():
+    lost = []
+    for page in filter(Path.exists, documents()):
+        targets = (
+            link.partition("#")[0] for link in links(page.read_text(encoding="utf-8")) if "://" not in link
+        )
+        lost += [f"{name(page)}: {link}" for link in targets if not (page.parent / link).exists()]
+    assert not lost
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     in_docs = [page.relative_to(DOCS) for page in documents() if page.is_relative_to(DOCS)]

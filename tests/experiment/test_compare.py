@@ -57,7 +57,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a small experiment, a method that raises and one that kills its process."""
     folder = tmp_path_factory.mktemp("compare")
     (folder / "tiny.toml").write_text(TINY)
-    for name, body in (("raises", 'raise ValueError("boom")'), ("dies", "os.kill(os.getpid(), 9)")):
+    bodies = {
+        "raises": 'raise ValueError("boom")',
+        "dies": "os.kill(os.getpid(), 9)",
+        "silent": "while True: await node.sleep(1.0)",
+    }
+    for name, body in bodies.items():
         (folder / f"{name}.py").write_text(textwrap.dedent(OWN_METHOD).format(name=name, body=body))
     return folder
 
@@ -208,12 +213,12 @@ def test_two_comparisons_do_not_share_a_folder(place: Path, tmp_path: Path) -> N
 
 
 def test_a_batch_that_is_killed_takes_its_runs_with_it_and_goes_on(place: Path) -> None:
-    """A worker in the middle of a long run hears of it at once, not at its next word."""
+    """A worker in the middle of a run that has nothing to say hears of it too."""
     out = place / "killed"
-    command = [sys.executable, "-m", "edgefl", "compare", "tiny.toml", "--methods", "fedavg", "--quiet"]
-    long = ["--out", str(out), "--set", "stop.rounds=100000", "--set", "evaluate.every_s=1e9"]
+    command = [sys.executable, "-m", "edgefl", "compare", "tiny.toml", "--methods", "silent.py", "--quiet"]
+    long = ["--out", str(out), "--set", "stop.time_s=1e12", "--set", "evaluate.every_s=1e12"]
     with subprocess.Popen([*command, *long], cwd=place) as batch:
-        record = out / "fedavg-0" / "run.json"
+        record = out / "silent-0" / "run.json"
         until(record.exists)
         until(lambda: told(record.parent, json.loads(record.read_text()))["status"] == "running")
         batch.kill()
