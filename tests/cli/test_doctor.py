@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from edgefl import doctor
 from edgefl.cli import app
+from edgefl.data.download import cache_folder
+from edgefl.errors import ConfigError
 
 
 def test_a_child_that_dies_is_a_finding_with_its_signal() -> None:
@@ -68,3 +70,16 @@ def test_the_command_fails_when_something_does() -> None:
     assert findings["localhost"]["state"] == "fail"
     assert {"python", "torch", "grpc", "memory", "disk", "home", "runs", "data", "report"} <= set(findings)
     assert findings["torch"]["state"] == "ok"
+
+
+def test_a_user_without_a_home_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless(*_: object) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(Path, "expanduser", homeless)
+    found = doctor.check_home()
+    assert found.state == "warn" and "set HOME or XDG_CACHE_HOME" in found.advice
+    monkeypatch.setattr(Path, "home", homeless)
+    with pytest.raises(ConfigError, match="set HOME or XDG_CACHE_HOME"):
+        cache_folder()
