@@ -36,6 +36,9 @@ class Optimizer:
         if train.nesterov and not train.momentum:
             raise ConfigError("train.nesterov", True, "it needs train.momentum above 0")
         self._adam = train.optimizer != "sgd"
+        bent = train.momentum or train.weight_decay or train.clip_norm is not None
+        self.is_plain = not (self._adam or bent)
+        """Whether a step is parameters - rate gradient, and nothing else."""
 
     def rate(self, round: int) -> float:
         """The learning rate of a round, from 0: the schedule's, times the warm-up's share."""
@@ -56,13 +59,6 @@ class Optimizer:
         if self._adam:
             return (None, None, 1)
         return (None,) if self.train.momentum else ()
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether a step is parameters - rate gradient, and nothing else."""
-        train = self.train
-        bent = train.momentum or train.weight_decay or train.clip_norm is not None
-        return train.optimizer == "sgd" and not bent
 
     def init(self, layout: Layout) -> State | None:
         """The state before the first step; None where there is none."""

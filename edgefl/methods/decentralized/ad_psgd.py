@@ -78,6 +78,7 @@ async def worker(node: Node) -> Vector:
     partner: int | None = None
     batches, read_at = steps, averagings
     may_exchange = steps > 0 or config.exchanges_per_step == 0
+    news = node.receive(Ask, Reply, Finished, Leaving, Gone, Back)
 
     while steps < last or partner is not None or asking:
         if computing is None and len(held) < 2 and batches < last:
@@ -88,7 +89,6 @@ async def worker(node: Node) -> Vector:
             if partner is not None:
                 exchanges, may_exchange = exchanges + 1, config.exchanges_per_step == 0
                 node.send(partner, Ask(exchanges, x))
-        news = node.receive(Ask, Reply, Finished, Leaving, Gone, Back)
         m = await node.first(news, *([computing] if computing else []), timeout_s=patience)
         if m is computing and computing is not None:
             held.append((computing.value, read_at))
