@@ -51,9 +51,9 @@ class SurvivingRing:
         return [j for j in self.members if j != self.node.id]
 
     async def mean(self, x: Vector, step: int) -> Vector:
-        """The mean over the members that live of their `x` of a step; steps count from 0, without gaps.
+        """The mean over the members that live of their `x` of a step, all of the same weight.
 
-        Raises PeerGone where the others have left this node out.
+        Steps count from 0, without gaps. Raises PeerGone where the others have left this node out.
         """
         result = None
         while result is None:
@@ -64,7 +64,9 @@ class SurvivingRing:
             news = self.node.receive(Regroup, Gone, sender=self.others)
             tag = (self._size - len(self.members) << 40) + step
             try:
-                result = await all_reduce_mean(self.node, self.members, x, tag=tag, unless=(news,))
+                result = await all_reduce_mean(
+                    self.node, self.members, x, weight=None, tag=tag, unless=(news,)
+                )
             except PeerGone as gone:
                 if isinstance(gone, CalledOff):
                     self._heeds(gone.message)

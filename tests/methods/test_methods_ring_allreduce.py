@@ -35,7 +35,7 @@ def test_momentum_stays_in_step():
 def test_a_gradient_costs_two_models_less_a_share():
     n, rounds = 4, 3
     plan = small_plan("ring-allreduce", n, rounds=rounds)
-    d = plan.learner.model.layout.size + 1  # the weight travels behind the parameters
+    d = plan.learner.model.layout.size  # nothing but the gradient travels
     assert run(plan).traffic.payload_bytes == rounds * 8 * (n - 1) * d
 
 
