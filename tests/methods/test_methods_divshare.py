@@ -7,7 +7,7 @@ import pytest
 import torch
 from methods_reference import INSTANT, Wrapped, batches, run, scatter, sgd, start, with_programs
 from small import small_plan
-from toy import Watcher, access
+from toy import Watcher, access, run_toy
 
 from edgefl.errors import ConfigError
 from edgefl.learning.work import LocalSGD
@@ -69,6 +69,21 @@ def test_the_mean_of_fragments_lies_between_them():
     x, a, b = (Vector(LAYOUT, torch.full((SIZE,), value)) for value in (-1.0, 0.5, 4.0))
     got = [fragment(k, j, v[S[j]]) for k, v in ((1, a), (2, b)) for j in range(3)]
     assert torch.allclose(aggregate(x, got, S).values, torch.full((SIZE,), 3.5 / 3))
+
+
+async def sends_fragments(node):
+    for j, iteration in ((0, 0), (1, 0), (0, 1)):
+        await node.send(1, Fragment(j, iteration, torch.full((3,), float(iteration))))
+
+
+async def takes_fragments(node):
+    await node.sleep(1.0)
+    return [(m.fragment, m.iteration) for m in node.take(Fragment)]
+
+
+def test_a_newer_fragment_of_the_same_sender_and_number_replaces_the_older_one():
+    outcome = run_toy([sends_fragments, takes_fragments], (Fragment,), ends_with=[1])
+    assert sorted(outcome.results[1]) == [(0, 1), (1, 0)]
 
 
 async def sent_in_turn(node, queue):
@@ -143,6 +158,8 @@ def test_a_slow_uplink_sends_what_it_can_and_the_queue_does_not_grow():
     left = sum(row[2] for (sender, _, _), row in outcome.traffic.table.items() if sender == 0)
     one = max(row[2] / row[0] for row in outcome.traffic.table.values())
     assert 0.1 * 2e5 - one <= left <= 0.1 * 2e5 + one
+    queued = [m["queued"] for node, _, m in watcher.metrics if node == 0]
+    assert max(queued) <= 10 * 2 and queued[-1] > 0
     newest = [step for node, _, step, _ in watcher.models if node == 0]
     assert newest[-1] > 50  # training went on all the while
 
