@@ -24,6 +24,7 @@ def quadratic_plan(
     rate: float,
     train: dict[str, Any],
     seed: int = 0,
+    features: int = FEATURES,
     **more: Any,
 ) -> RunPlan:
     """A plan in which client k minimises the mean squared error of its own sizes[k] examples.
@@ -34,9 +35,9 @@ def quadratic_plan(
     rng = np.random.default_rng(seed)
     x, y = [], []
     for k, n in enumerate(sizes):
-        inputs = rng.normal(size=(n, FEATURES)) * (0.5 + 0.5 * k / len(sizes))
+        inputs = rng.normal(size=(n, features)) * (0.5 + 0.5 * k / len(sizes))
         x.append(inputs)
-        y.append(inputs @ rng.normal(size=FEATURES) * 2 + rng.normal())
+        y.append(inputs @ rng.normal(size=features) * 2 + rng.normal())
     inputs = torch.tensor(np.concatenate(x), dtype=torch.float32)
     targets = torch.tensor(np.concatenate(y), dtype=torch.float32)[:, None]
     dataset = Dataset("quadratics", "regression", inputs, targets, inputs, targets, 0)
