@@ -110,3 +110,11 @@ def test_too_many_recipients_are_refused(method):
     with pytest.raises(ConfigError) as caught:
         plan.method.prepare(plan)
     assert str(caught.value) == f"method.{method}.recipients = 4: at most 3 with 4 nodes"
+
+
+def test_two_nodes_push_and_answer_one_model_each():
+    plan = small_plan("divshare-adpsgd", 2, rounds=4, recipients=2, access=INSTANT)
+    plan.method.prepare(plan)
+    assert run(plan).traffic.messages == 2 * 2 * 3  # those of the last iteration end with the program
+    with pytest.raises(ConfigError, match="recipients = 3: at most 2 with 2 nodes"):
+        plan.method.prepare(small_plan("divshare-adpsgd", 2, recipients=3))

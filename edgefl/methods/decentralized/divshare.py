@@ -116,11 +116,12 @@ def aggregate(x: Vector, fragments: list[Fragment], S: list[Tensor]) -> Vector:
     return x.with_values(total / count)
 
 
-def refuse_recipients(plan: RunPlan) -> None:
-    """Refuse more recipients than there are peers."""
+def refuse_recipients(plan: RunPlan, least: int = 1) -> None:
+    """Refuse more recipients than there are peers, or than the least that a method can do with."""
     found, n = plan.config.recipients, len(plan.nodes)
-    if n > 1 and found > n - 1:
-        raise ConfigError(f"method.{plan.method.name}.recipients", found, f"at most {n - 1} with {n} nodes")
+    most = max(n - 1, least)
+    if n > 1 and found > most:
+        raise ConfigError(f"method.{plan.method.name}.recipients", found, f"at most {most} with {n} nodes")
 
 
 def _refuse_impossible(plan: RunPlan) -> None:

@@ -22,6 +22,7 @@ from torch import Tensor
 from edgefl.learning.work import LocalSGD, Trained
 from edgefl.methods.decentralized.divshare import refuse_recipients
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
+from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.patterns.out_queue import OutQueue
 from edgefl.patterns.reports import ALL_FINITE
@@ -31,7 +32,8 @@ class DivShareADPSGDConfig(MethodConfig):
     """J; H, the batch and the rate are [train]'s."""
 
     recipients: int = Field(default=6, ge=2)
-    """J: models that a node sends per iteration, pushes and expected answers together."""
+    """J: models that a node sends per iteration, pushes and expected answers together; below the number of
+    peers, or 2."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,10 @@ def average(x: Vector, arrived: dict[int, Tensor]) -> Vector:
     return x.with_values(total / (1 + len(arrived)))
 
 
+def _refuse_impossible(plan: RunPlan) -> None:
+    refuse_recipients(plan, least=2)  # a push and its answer, also where there is one peer
+
+
 METHOD = Method(
     name="divshare-adpsgd",
     title="DivShare's AD-PSGD variant: pushes and answers of whole models",
@@ -102,7 +108,7 @@ METHOD = Method(
     ends_with=("peer",),
     needs="complete",
     evaluates="each",
-    prepare=refuse_recipients,
+    prepare=_refuse_impossible,
     tolerates=Faults(crashes=True, returns=True, partitions=True, silence=True),
     invariants=(ALL_FINITE,),
 )
