@@ -78,6 +78,15 @@ def test_on_the_complete_graph_only_adapt_then_combine_is_all_reduce_sgd():
     assert float((combined.mean(0) - large).abs().max()) > 1e-4
 
 
+def test_combine_then_adapt_leaves_all_reduce_sgd_from_the_second_step_on():
+    """On the complete graph the first step's mean is its mean; then the models differ, and so do gradients."""
+    for rounds in (1, 2):
+        plan = small_plan("d-psgd", 4, rounds=rounds, train=ONE, topology="complete", equal_shares=True)
+        large = sgd(plan, [union(batches(plan, i, [k])[0] for i in range(4)) for k in range(rounds)])
+        apart = float((models(run(plan)).mean(0) - large).abs().max())
+        assert apart < 1e-6 if rounds == 1 else apart > 1e-3
+
+
 @pytest.mark.parametrize("order", ["combine_then_adapt", "adapt_then_combine"])
 def test_one_node_is_sgd_bit_for_bit(order):
     plan = small_plan("d-psgd", 1, rounds=8, train=ONE, topology="complete", order=order)
