@@ -219,8 +219,8 @@ def check(
 ) -> None:
     """Run a method under schedules of faults, drawn from seeds within what it says that it outlives.
 
-    Ends at the first seed that hangs, diverges, fails or breaks an invariant, with the shortest schedule that
-    still does, and the command that meets it again.
+    Ends at the first seed that hangs, diverges, fails or breaks an invariant, with
+    the shortest schedule that still does, and the command that meets it again.
     """
     from edgefl.console import CheckView, check_lines
     from edgefl.experiment.check import Laboratory

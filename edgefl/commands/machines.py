@@ -15,7 +15,7 @@ from edgefl.errors import ConfigError
 @command
 def methods(
     name: Annotated[
-        str | None, typer.Argument(help="Show this method and its settings; all methods if not given.")
+        str | None, typer.Argument(metavar="NAME", help="Show this method and its settings.")
     ] = None,
     as_json: Json = False,
 ) -> None:

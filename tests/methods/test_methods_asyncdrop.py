@@ -265,7 +265,7 @@ class Curve(Watcher):
 
 
 def accuracy_curve(method, seed, **config):
-    """Card's set-up: eight clients of two shards, seconds per step 1 : 2 : ... : 8; times in units of one
+    """Eight clients of two shards, seconds per step 1 : 2 : ... : 8; times in units of one
     full local round of the slowest."""
     torch.set_num_threads(1)
     plan = small_plan(

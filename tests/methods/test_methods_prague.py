@@ -356,20 +356,20 @@ def test_impossible_settings_are_refused():
     assert "a divisor of the number of workers, 6" in refused("prague-static", workers_per_machine=4)
 
 
-CARD = {"model": {"name": "mlp", "hidden": [64]}, "train": {"batch_size": 16, "learning_rate": 0.1}}
+SMALL_STEPS = {"model": {"name": "mlp", "hidden": [64]}, "train": {"batch_size": 16, "learning_rate": 0.1}}
 
 
 def card_plan(method, seed, data, time_steps, *, rounds=None, **config):
     """Eight workers, one five times slower; the ring of all takes a tenth of a fast step."""
     helpers = 1 if method == "prague" else 0
-    probe = small_plan("ring-allreduce", 8, rounds=1, **CARD)
+    probe = small_plan("ring-allreduce", 8, rounds=1, **SMALL_STEPS)
     one, d = step_s(probe, 1), probe.learner.model.layout.size
     link = access(2 * 7 / 8 * 4 * d / (0.1 * one), 1e15)
     slowdowns = [1] * helpers + [5] + [1] * 7
     time_s = None if time_steps is None else time_steps * one
     plan = small_plan(
         method, 8, rounds=rounds, time_s=time_s, seed=seed, data=data, access=link,
-        slowdowns=slowdowns, **CARD, **config,
+        slowdowns=slowdowns, **SMALL_STEPS, **config,
     )  # fmt: skip
     return plan, one
 

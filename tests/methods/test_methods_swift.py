@@ -368,18 +368,18 @@ def unequal():
     return Topology.of_edges("unequal", fresh + 3, edges)
 
 
-CARD = {"model": {"name": "mlp", "hidden": [64]}, "train": {"batch_size": 16, "learning_rate": 0.1}}
+SMALL_STEPS = {"model": {"name": "mlp", "hidden": [64]}, "train": {"batch_size": 16, "learning_rate": 0.1}}
 
 
 def card_plan(method, seed, data, **more):
     """Eight clients in a ring, client 0 five times slower; a model takes a tenth of a fast step."""
-    probe = small_plan("swift", 8, rounds=1, **CARD)
+    probe = small_plan("swift", 8, rounds=1, **SMALL_STEPS)
     one = step_s(probe, 1)
     link = access((4 * probe.learner.model.layout.size + 300) / (0.1 * one), 1e15)
     profiles = [SLOW] + [PROFILE] * 7
     plan = small_plan(
         method, 8, rounds=None, time_s=600 * one, seed=seed, data=data, access=link, profiles=profiles,
-        **{**CARD, "train": CARD["train"] | {"local_steps": 1}} | more,
+        **{**SMALL_STEPS, "train": SMALL_STEPS["train"] | {"local_steps": 1}} | more,
     )  # fmt: skip
     return plan, one
 

@@ -407,6 +407,25 @@ def test_who_is_missing_is_named() -> None:
     run(program)
 
 
+def test_who_is_waited_for_is_named_briefly(caplog: pytest.LogCaptureFixture) -> None:
+    """A fleet that starts is mostly missing for the same reason: said once, of the first three."""
+
+    async def program() -> None:
+        addresses = [f"127.0.0.1:{port}" for port in free_ports(6)]
+        a = process(0, addresses, limits=Limits(connect_timeout_s=1.5, waiting_log_s=0.7))
+        with pytest.raises(
+            RunError, match=r"process 1 .*process 4 .*process 5 \(\S+, nodes 5\): UNAVAILABLE"
+        ) as e:
+            await a.transport.start()
+        assert str(e.value).count("UNAVAILABLE") == 1
+
+    run(program)
+    said = next(m for m in caplog.messages if m.startswith("waiting for process 1 "))
+    assert (
+        said.count("process ") == 3 and said.count("UNAVAILABLE") == 1 and "; and 2 more; for another" in said
+    )
+
+
 def test_a_taken_port_is_refused_in_one_line() -> None:
     async def program() -> None:
         addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]

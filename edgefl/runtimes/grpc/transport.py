@@ -311,14 +311,14 @@ class Transport:
         pause_s = self._limits.waiting_log_s
         say_at = loop.time() + pause_s
         while missing := [peer for peer in self._peers.values() if peer.life < 0]:
-            whom = "; ".join(p.title + (f": {p.problem}" if p.problem else "") for p in missing)
             if self._refusal is not None:
                 raise self._refusal
             now = loop.time()
             if now >= deadline:
-                raise RunError(f"no connection within {self._limits.connect_timeout_s:.3g} s to {whom}")
+                within_s = self._limits.connect_timeout_s
+                raise RunError(f"no connection within {within_s:.3g} s to {_whom(missing)}")
             if now >= say_at:
-                log.warning("waiting for %s, for another %.0f s", whom, deadline - now)
+                log.warning("waiting for %s; for another %.0f s", _whom(missing, most=3), deadline - now)
                 pause_s = min(2 * pause_s, _LONGEST_SILENCE_S)
                 say_at = now + pause_s
             self._changed.clear()
@@ -440,6 +440,16 @@ def _now(callback: Callable[..., None], *arguments: object) -> None:
     except Exception as error:
         message = f"error in {callback.__qualname__}"
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
+
+
+def _whom(missing: list[Peer], most: int | None = None) -> str:
+    """Who they are, the first `most` of them by name, with each problem said once for all who have it."""
+    by_problem: dict[str, list[str]] = {}
+    for peer in missing[:most]:
+        by_problem.setdefault(peer.problem or "", []).append(peer.title)
+    words = [", ".join(titles) + (f": {why}" if why else "") for why, titles in by_problem.items()]
+    rest = len(missing) - len(missing[:most])
+    return "; ".join(words + ([f"and {rest} more"] if rest else []))
 
 
 def _brief(error: grpc.aio.AioRpcError) -> str:
