@@ -247,6 +247,17 @@ def test_a_comparison_groups_seeds_and_links_to_reports(tmp_path: Path) -> None:
     assert page.anchors == ["result", "curves", "time", "cost", "runs"]
 
 
+@pytest.mark.parametrize(
+    ("methods", "said"), [(("fedavg", "d-psgd"), "fedavg, d-psgd"), (("fedavg", "d-psgd", "bsp"), "3 alike")]
+)
+def test_a_comparison_says_who_shares_the_best_figure(
+    tmp_path: Path, methods: tuple[str, ...], said: str
+) -> None:
+    folders = [make_run(tmp_path / method, clients=2, rounds=10, method=method) for method in methods]
+    page = Page(write_comparison(folders, tmp_path / "out").read_text())
+    assert f"Fastest to the target {said} 35 s" in page.text
+
+
 def test_runs_of_one_method_are_grouped_by_what_differs(tmp_path: Path) -> None:
     folders = [make_run(tmp_path / f"{i}", clients=2, rounds=3, seed=i % 2) for i in range(4)]
     for i, folder in enumerate(folders):

@@ -126,8 +126,9 @@ def _header(
     ):
         known = [row for row in rows if row[key] is not None]
         if known:
-            row = of(known, key=lambda r: r[key])
-            entries.append((what, row["variant"], write(row[key])))
+            best = of(row[key] for row in known)
+            who = [row["variant"] for row in known if row[key] == best]
+            entries.append((what, ", ".join(who) if len(who) < 3 else f"{len(who)} alike", write(best)))
     words = (
         f"{len(runs)} runs, {len(seeds)} {'seeds' if len(seeds) > 1 else 'seed'} ({', '.join(seeds[:12])})."
     )
