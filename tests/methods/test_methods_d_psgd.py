@@ -79,7 +79,7 @@ def test_on_the_complete_graph_only_adapt_then_combine_is_all_reduce_sgd():
 
 
 def test_combine_then_adapt_leaves_all_reduce_sgd_from_the_second_step_on():
-    """On the complete graph the first step's mean is its mean; then the models differ, and so do gradients."""
+    """On the complete graph the first means agree; then the models differ, and so do their gradients."""
     for rounds in (1, 2):
         plan = small_plan("d-psgd", 4, rounds=rounds, train=ONE, topology="complete", equal_shares=True)
         large = sgd(plan, [union(batches(plan, i, [k])[0] for i in range(4)) for k in range(rounds)])
