@@ -75,9 +75,10 @@ async def client(node: Node) -> Vector:
     scale = _step_scale(node)
     sending: dict[int, Task[None]] = {}  # neighbors whose last model has not left yet
     for k in node.rounds(made):
-        skipped = len(sending)
+        skipped = 0
         averages = (k + 1) % period == 0
         if averages or config.send_every_step:
+            skipped = len(sending)
             message = Model(k, node.now(), x)
             for j in node.fleet.neighbors:
                 if j not in sending:
