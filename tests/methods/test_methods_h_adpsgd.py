@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from effects import step_s
 from methods_reference import (
     INSTANT,
     Recording,
@@ -22,7 +23,7 @@ from methods_reference import (
 from small import run_small, small_plan
 from toy import Watcher, access
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, ProgramFailed
 from edgefl.learning.cost import duration_s
 from edgefl.learning.work import Gradient
 from edgefl.methods.decentralized import delay_by_one, h_adpsgd, h_ring_psgd
@@ -214,6 +215,43 @@ def test_gradients_stay_on_the_local_network_and_an_exchange_costs_two_models(G)
     assert between <= {"Ask", "Reply", "Finished", "Leaving"}
 
 
+@pytest.mark.parametrize("G", [2, 4])
+def test_an_order_with_the_heads_model_costs_a_model_to_each_other_learner(G):
+    sent = []
+
+    class Logs(Wrapped):
+        def send(self, to, message, **more):
+            if isinstance(message, Order):
+                sent.append((len(to), message.parameters is not None))
+            return self.inner.send(to, message, **more)
+
+    async def logged(node):
+        return await h_adpsgd.learner(Logs(node))
+
+    plan = small_plan("h-adpsgd", 8, rounds=12, learners_per_site=G, model=LINEAR, faults=UNEVEN)
+    outcome = run(with_programs(plan, learner=logged))
+    with_model = sum(has_model for _, has_model in sent)
+    assert {to for to, _ in sent} == {G - 1} and len(sent) == 12 * 8 // G
+    assert 0 < with_model <= 2 * count(outcome, "Reply")
+    assert payload(outcome, "Order") == with_model * (G - 1) * 4 * 650
+
+
+@pytest.mark.parametrize(("step_per_round_trip", "hidden"), [(1.2, True), (0.35, False)])
+def test_exchanges_are_hidden_where_their_round_trip_is_below_a_step(step_per_round_trip, hidden):
+    """4,810 values at 20 Mb/s and 20 ms one way are there and back in 55 ms."""
+    round_trip_s = 2 * (0.02 + 4 * 4810 * 8 / 20e6)
+    plan = {"rounds": 11, "learners_per_site": 1, "model": {"name": "mlp", "hidden": [64]}}
+    plan |= {"equal_shares": True, "access": access(20e6 / 8, latency_s=0.01)}
+    one, watcher = step_per_round_trip * round_trip_s, Watcher()
+    slower = one / step_s(small_plan("h-adpsgd", 2, **plan), 0)
+    run_small("h-adpsgd", 2, slowdowns=[slower] * 2, watcher=watcher, **plan)
+    assert round_trip_s == pytest.approx(0.0554, abs=1e-4)
+    last = {i: min(t for node, t, step, _ in watcher.models if node == i and step == 11) for i in (0, 1)}
+    assert last[0] == pytest.approx(11 * one, rel=1e-6)
+    # else an active makes its first step, then two in each exchange
+    assert last[1] == pytest.approx(11 * one if hidden else one + 5 * round_trip_s, rel=0.01)
+
+
 def gradients_per_step_time(method, slow, **config):
     """Mini-batches done in the time of 200 fast steps, over 200; one of 8 learners is `slow` times slower."""
     n = 8
@@ -348,6 +386,14 @@ def test_sites_of_one_learner_return_as_in_ad_psgd():
         run_small(method, 6, watcher=watcher, **plan, faults=faults, **more)
         traces.append([(n, t, k, v.values.numpy().tobytes()) for n, t, k, v in watcher.models])
     assert len(traces[0]) > 180 and traces[0] == traces[1]
+
+
+@pytest.mark.parametrize("wait", ["lockstep", "newest"])
+@pytest.mark.parametrize("G", [1, 2])
+def test_a_ring_stops_with_a_learner(G, wait):
+    faults = FaultPlan(crashes=(Crash(0, at_s=2e-3),), detect_s=1e-3)
+    with pytest.raises(ProgramFailed, match="node 0 is gone"):
+        run_small("h-ring-psgd", 4 * G, rounds=30, learners_per_site=G, wait=wait, faults=faults)
 
 
 # --- what is refused ---------------------------------------------------------------------------------------

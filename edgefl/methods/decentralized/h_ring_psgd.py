@@ -19,7 +19,7 @@ from typing import Literal
 from edgefl.errors import ConfigError, PeerGone
 from edgefl.learning.work import GradientResult
 from edgefl.methods.decentralized.h_adpsgd import SitesConfig, refuse_impossible
-from edgefl.nodes import Faults, Message, Method, Node
+from edgefl.nodes import Faults, Gone, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, mix
 from edgefl.patterns.all_reduce import Chunk
@@ -75,6 +75,8 @@ async def _mixed(node: Node, x: Vector, k: int, newest: dict[int, Vector]) -> Ve
         if len(models) < len(beside):
             raise PeerGone(min(set(beside) - models.keys()))
     else:
+        for gone in node.take(Gone):  # nobody waits for it, but a model that stays would anchor its neighbors
+            raise PeerGone(gone.sender)
         newest.update({m.sender: m.parameters for m in node.take(SiteModel)})
         models = dict(newest)
     return equal_mean({node.id: x, **models})
