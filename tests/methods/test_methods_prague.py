@@ -250,6 +250,11 @@ def test_throughput_is_all_reduces_where_all_are_equal(monkeypatch):
     assert 0.97 <= throughput(8, 1, 0.1, monkeypatch, steps=100) <= 1.05
 
 
+def test_random_groups_wait_for_each_other(monkeypatch):
+    """Eight equal workers: k collectives a step, one after the other, leave 0.29 of all-reduce's steps."""
+    assert throughput(8, 1, 0.1, monkeypatch, steps=100, groups="random") == pytest.approx(0.29, abs=0.02)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "k", "s"), [(8, 3, 2), (8, 3, 5), (16, 4, 5)])
 def test_throughput_over_many_steps(n, k, s, monkeypatch):
@@ -396,10 +401,11 @@ def test_time_to_accuracy_with_a_slow_worker():
 
 
 @pytest.mark.slow
-def test_equally_many_gradients_are_worth_the_same():
+@pytest.mark.parametrize("method", ["prague", "ad-psgd"])
+def test_equally_many_gradients_are_worth_the_same(method):
     """Within a point of all-reduce's accuracy after as many gradients."""
     for seed in range(3):
-        plan, one = card_plan("prague", seed, "iid", 150)
+        plan, one = card_plan(method, seed, "iid", 150)
         ours = times_to(plan, 150 * one)
         plan, one = card_plan("ring-allreduce", seed, "iid", None, rounds=round(ours.num_steps / 8))
         theirs = times_to(plan, 150 * one)
