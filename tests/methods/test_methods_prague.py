@@ -401,11 +401,10 @@ def test_time_to_accuracy_with_a_slow_worker():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["prague", "ad-psgd"])
-def test_equally_many_gradients_are_worth_the_same(method):
+def test_equally_many_gradients_are_worth_the_same():
     """Within a point of all-reduce's accuracy after as many gradients."""
     for seed in range(3):
-        plan, one = card_plan(method, seed, "iid", 150)
+        plan, one = card_plan("prague", seed, "iid", 150)
         ours = times_to(plan, 150 * one)
         plan, one = card_plan("ring-allreduce", seed, "iid", None, rounds=round(ours.num_steps / 8))
         theirs = times_to(plan, 150 * one)
