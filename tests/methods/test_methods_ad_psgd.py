@@ -341,8 +341,8 @@ def test_time_to_accuracy_with_a_slow_passive(data):
 
 @pytest.mark.slow
 def test_equally_many_gradients_are_worth_the_same():
-    """After 500 fast steps, as above: no seed a point below all-reduce after as many gradients, and on average
-    within one (0.947, 0.956, 0.967 and 0.953, 0.939, 0.964)."""
+    """After 500 fast steps, as above: no seed a point below all-reduce after as many gradients, and on
+    average within one (0.947, 0.956, 0.967 and 0.953, 0.939, 0.964)."""
     task = {"model": {"name": "mlp", "hidden": [64]}, "slowdowns": [5] + [1] * 7}
     probe = small_plan("ad-psgd", 8, **task)
     one = step_s(probe, 1)
