@@ -209,6 +209,12 @@ def test_many_segments_take_at_most_1_7_times_the_bound(S, R):
     assert bound * 0.99 <= round_s(20, S, R, seeds=1) <= 1.7 * bound
 
 
+def test_two_segments_on_one_link_go_one_after_the_other():
+    """19 peers: with 20 segments one peer is asked twice, and the last half a unit is that link's alone."""
+    assert round_s(20, 19, 1, seeds=1) == pytest.approx(1.0, abs=0.05)
+    assert round_s(20, 20, 1, seeds=1) == pytest.approx(1.5, abs=0.05)
+
+
 # --- rounds, snapshots, losses -----------------------------------------------------------------------------
 
 
