@@ -30,6 +30,8 @@ from edgefl.experiment.check.suite import Laboratory
 from edgefl.methods.collective.prague import Meet, Tell, generator, worker
 from edgefl.methods.collective.prague_static import static_group
 from edgefl.nodes.plan import Crash, FaultPlan, Partition
+from edgefl.parameters import Vector
+from edgefl.patterns.groups import ANYBODY
 
 LINEAR = {"name": "linear"}
 STILL = {"learning_rate": 1e-30}
@@ -132,6 +134,27 @@ def test_groups_that_run_are_disjoint_and_keep_the_mean(config):
         elif isinstance(what, Tell) and what.what == "done":
             running[what.number].discard(node)
     assert most > 1 and outcome.status == "finished"
+
+
+@pytest.mark.parametrize("config", MODES, ids=["smart", "unfiltered", "random", "inter-intra"])
+def test_a_group_takes_the_mean_of_its_members_and_leaves_all_others(config):
+    """What workers publish is what the matrices F^G, one group after the other, make of where they began."""
+    faults = FaultPlan(compute_jitter=0.3)
+    plan = small_plan("prague", 8, rounds=8, model=LINEAR, train=STILL, faults=faults, **config)
+    _, log = logged(plan)
+    x = {i: scatter(650, i).double() for i in range(1, 9)}
+    expected, published = {i: [] for i in x}, {i: [] for i in x}
+    for _, node, what in log:
+        if isinstance(what, Meet):
+            mean = sum(x[i] for i in what.members) / len(what.members)
+            x |= dict.fromkeys(what.members, mean)
+            for i in what.members if what.initiator == ANYBODY else [what.initiator]:
+                expected[i].append(mean)
+        elif isinstance(what, Vector):
+            published[node].append(what.values.double())
+    for i in x:
+        assert len(published[i]) == len(expected[i]) == 8
+        assert torch.allclose(torch.stack(published[i]), torch.stack(expected[i]), rtol=0, atol=1e-5)
 
 
 def test_bytes_of_a_group_are_two_models_but_for_its_size():
