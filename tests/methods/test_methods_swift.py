@@ -337,6 +337,19 @@ def test_the_objective_of_equal_clients_scales_steps_by_speed(client, factor):
     assert torch.allclose(first[1] - x0, factor * (first[0] - x0), rtol=1e-3, atol=1e-6)
 
 
+def test_the_objective_of_equal_clients_leaves_running_statistics_alone():
+    """They are a mean over batches, not a step: the slow client's are those of a run without the factor 4."""
+    kwargs = {"profiles": [PROFILE] * 3 + [SLOW], "local_steps_between": 1, "rounds": 1}
+    kwargs["model"] = {"name": "resnet", "channels": (4, 6), "norm": "batch"}
+    plain, scaled = (
+        next(x for node, _, _, x in _watched(small_plan("swift", 4, equal_objective=on, **kwargs)).models
+             if node == 3)
+        for on in (False, True)
+    )  # fmt: skip
+    assert not torch.equal(plain.values, scaled.values) and len(plain.buffers) > 2
+    assert all(torch.equal(a, b) for a, b in zip(plain.buffers, scaled.buffers, strict=True))
+
+
 def _watched(plan):
     watcher = Watcher()
     run(plan, watcher)

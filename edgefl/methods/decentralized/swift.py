@@ -54,7 +54,8 @@ class SwiftConfig(MethodConfig):
     """With store "arrived": divide the weights by (arrived + 1) / (degree + 1), in place of giving the
     weight of those missing to the client itself."""
     equal_objective: bool = False
-    """Scale client i's step by 1 / (n p_i), at most 4: all clients count the same, however fast."""
+    """Scale client i's step by 1 / (n p_i), at most 4: all clients count the same, however fast. Running
+    statistics, which are no step, are not scaled."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ async def client(node: Node) -> Vector:
             if config.store == "arrived":
                 copies.clear()
         stepped, state = node.optimizer.step(x, r.gradient, state, k)
-        x = stepped if scale == 1 else x + (stepped - x) * scale
+        x = stepped if scale == 1 else stepped.with_values(x.values + (stepped.values - x.values) * scale)
         made = k + 1
         node.record(train_loss=r.loss, skipped_sends=skipped)
         node.publish(x, step=made)
