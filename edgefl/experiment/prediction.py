@@ -88,10 +88,10 @@ def _side(built: Built, outcome: Outcome, paces: Paces, measured_j: Mapping[int,
         return None
     rounds = mean_rounds(paces)
     round_s = {node: time_s / step for node, (time_s, step) in paces.items()}
-    sent, received = outcome.traffic.sent_bytes, outcome.traffic.received_bytes
+    sent = outcome.traffic.sent_bytes
     nodes = []
     for i, spec in enumerate(built.plan.nodes):
-        busy_s, num_bytes = float(outcome.busy_s.get(i, 0.0)), sent.get(i, 0) + received.get(i, 0)
+        busy_s, num_bytes = float(outcome.busy_s.get(i, 0.0)), outcome.traffic.node_bytes(i)
         joules = measured_j.get(i, node_joules(spec.profile, outcome.time_s, busy_s, num_bytes))
         per_round = None if joules is None else joules / rounds
         nodes.append(Figures(round_s.get(i), busy_s / rounds, sent.get(i, 0) / rounds, per_round))

@@ -45,7 +45,8 @@ class Promise(Protocol):
 class Executor(Protocol):
     """Carries out work items; which ones together follows from their keys, never from measured time.
 
-    num_workers: threads beside the caller's that work goes on in; 0: it is done within the call.
+    num_workers: threads beside the caller's that work goes on in; 0: the caller does it, at the latest when
+    it asks for the result.
     group: items of one key that are worth beginning together, and gain nothing from waiting for more.
     """
 
@@ -196,14 +197,17 @@ class Batched:
         self._narrower: dict[Model, DenseGroups] = {}
 
     def run(self, works: Sequence[Work]) -> list[object]:
-        if len(self._groups(works)) == 1:  # no other thread would be faster
-            return list(Group(works, self, None).results())
-        return [promise.result() for promise in self.start(works)]
+        return [promise.result() for promise in self._begin(works, beside=False)]
 
     def start(self, works: Sequence[Work]) -> Sequence[Promise]:
-        promises: dict[int, Part] = {}
-        for members in self._groups(works):
-            group = Group([works[i] for i in members], self, self._workers if self.num_workers else None)
+        return self._begin(works, beside=True)
+
+    def _begin(self, works: Sequence[Work], beside: bool) -> Sequence[Promise]:
+        """beside: the caller goes on; else a single group stays with it: no other thread would be faster."""
+        groups, promises = self._groups(works), dict[int, Part]()
+        workers = self._workers if self.num_workers and (beside or len(groups) > 1) else None
+        for members in groups:
+            group = Group([works[i] for i in members], self, workers)
             for place, i in enumerate(members):
                 promises[i] = Part(group, place)
         return [promises[i] for i in range(len(works))]
@@ -236,8 +240,7 @@ class Batched:
         if model not in self._narrower:
             layers = dense_layers(model)
             assert layers is not None
-            # Two threads may make one at once: the first to be kept is the one.
-            self._narrower.setdefault(model, DenseGroups(self.learner, layers, model, self._dense))
+            self._narrower[model] = DenseGroups(self.learner, layers, model, self._dense)
         return self._narrower[model]
 
     def group_key(self, work: Work) -> Hashable | None:

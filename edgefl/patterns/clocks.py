@@ -39,7 +39,7 @@ class Clocks:
         if saved["life"] == node.life:
             self.active, self.waiting = set(saved["active"]), dict(saved["waiting"])
         else:  # in a new life nobody is known to be at work
-            self.active = {k for k in clients if node.fleet.alive(k)}
+            self.active = set(node.fleet.living(clients))
             self.waiting = dict.fromkeys(sorted(self.active), node.now())
 
     def leave(self, k: int) -> None:

@@ -63,7 +63,7 @@ class Edges:
         node = self.node
         if not node.life:
             return step
-        waiting = {j for j in node.fleet.neighbors if node.fleet.alive(j)}
+        waiting = set(node.fleet.living(node.fleet.neighbors))
         node.send(sorted(waiting), Join(step, False))
         patience, answers = patience_s(node, 1), {}
         while waiting:

@@ -53,7 +53,7 @@ class Members:
 
     def living(self) -> list[int]:
         """The other learners of the site that live, members or not, ascending."""
-        return [j for j in sorted(self.lives) if j != self.node.id and self.node.fleet.alive(j)]
+        return list(self.node.fleet.living([j for j in sorted(self.lives) if j != self.node.id]))
 
     def hear(self, m: Message | None) -> None:
         """Take in news of a learner; and lose those that are gone, whether or not there was news of them."""
@@ -66,7 +66,7 @@ class Members:
         for j in self.others:
             if not self.node.fleet.alive(j):
                 self.lose(j)
-        self.returned = {j for j in self.returned if self.node.fleet.alive(j)}
+        self.returned = set(self.node.fleet.living(sorted(self.returned)))
 
     def _wants(self, j: int, joins: bool) -> None:
         if not joins:

@@ -192,7 +192,7 @@ async def _pulled(node: Node, peers: set[int], t: int, x: Vector) -> Vector:
 
 
 def _living(node: Node, peers: set[int]) -> list[int]:
-    return [j for j in sorted(peers) if node.fleet.alive(j)]
+    return list(node.fleet.living(sorted(peers)))
 
 
 def average(x: Vector, own: int, size: int, S: int, got: dict[tuple[int, int], Segment]) -> Vector:

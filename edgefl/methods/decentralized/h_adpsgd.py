@@ -164,7 +164,7 @@ def _begin(node: Node) -> tuple[set[int], set[int], dict[int, int], int, int, in
     these the site has been told of."""
     s = node.saved
     if node.life or s is None or "exchanges" not in s:
-        living = {j for j in _learners(node, active=True) if node.fleet.alive(j)}
+        living = set(node.fleet.living(_learners(node, active=True)))
         asking = set() if is_active(node, node.id) else living
         return asking, set(), {}, node.life << 32, 0, 0  # replies to an earlier life are told apart
     counts = s["exchanges"], s["averagings"], s["told"]

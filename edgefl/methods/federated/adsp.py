@@ -134,7 +134,7 @@ class Hub:
             self._asked: int = s["asked"]
             self._losses: list[float] = list(s["losses"])
         else:  # in a new life nobody is known to be at work
-            self._active = dict.fromkeys(k for k in clients if node.fleet.alive(k))
+            self._active = dict.fromkeys(node.fleet.living(clients))
             self._paces = {k: (node.fleet.step_s(k), planned_commit_s(node, k)) for k in clients}
             self.search.restart()
             for k in self._active:

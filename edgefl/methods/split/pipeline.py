@@ -96,9 +96,14 @@ async def _lead(node: Node, plan: PipelinePlan, member: Member) -> None:
     node.send(node.id, Over())
 
 
+def _lost(node: Node, plan: PipelinePlan) -> list[int]:
+    """The members of the pipeline that are gone."""
+    return [d for d in plan.members if not node.fleet.alive(d)]
+
+
 def _why(node: Node, plan: PipelinePlan) -> str:
     """Why the step under way is void: who is lost, and which blocks nobody else holds."""
-    lost = [d for d in plan.members if not node.fleet.alive(d)]
+    lost = _lost(node, plan)
     if not lost:
         return "a member of the pipeline has come back; its step is void"
     alone = [f"{s.first}:{s.last}" for s in plan.stages if set(s.devices) <= set(lost)]
@@ -160,7 +165,7 @@ async def _all_done(node: Node, plan: PipelinePlan, attempt: Attempt) -> bool:
 async def _assemble(node: Node, plan: PipelinePlan, attempt: Attempt) -> tuple[Attempt, int]:
     """Wait until all members live, and for the steps that each has made: the new attempt, and the lowest."""
     while True:
-        while lost := [d for d in plan.members if not node.fleet.alive(d)]:
+        while lost := _lost(node, plan):
             await node.receive(Back, sender=lost)
         node.take(Back)
         attempt = (node.life, attempt[1] + 1)
