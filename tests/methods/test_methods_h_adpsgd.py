@@ -297,21 +297,27 @@ def test_a_step_takes_as_long_as_its_slowest_learner_and_the_local_all_reduce():
 # --- losses ------------------------------------------------------------------------------------------------
 
 
+SITES_OF_FOUR = {
+    "rounds": 20,
+    "learners_per_site": 4,
+    "access": LINKS,
+    "faults": UNEVEN,
+    "train": {"momentum": 0.5},
+}
+
+
+def crashing(plan, crashes, watcher=None, whole_s=1.0):
+    faults = FaultPlan(crashes=tuple(crashes), detect_s=0.01 * whole_s, compute_jitter=0.4)
+    return run_small("h-adpsgd", 8, watcher=watcher, **plan | {"faults": faults})
+
+
 @pytest.mark.parametrize("dead", [(1,), (0,), (0, 1), (2,), (3,), (2, 5)])
 @pytest.mark.parametrize("share", [0.05, 0.4, 0.85, 0.99])
 def test_a_site_goes_on_with_its_survivors_from_one_model(dead, share):
-    plan = {
-        "rounds": 20,
-        "learners_per_site": 4,
-        "access": LINKS,
-        "faults": UNEVEN,
-        "train": {"momentum": 0.5},
-    }
-    whole_s = run_small("h-adpsgd", 8, **plan).time_s
-    crashes = tuple(Crash(j, share * whole_s * (1 + 0.01 * k)) for k, j in enumerate(dead))
+    whole_s = run_small("h-adpsgd", 8, **SITES_OF_FOUR).time_s
+    crashes = [Crash(j, share * whole_s * (1 + 0.01 * k)) for k, j in enumerate(dead)]
     watcher = Watcher()
-    faults = FaultPlan(crashes=crashes, detect_s=0.01 * whole_s, compute_jitter=0.4)
-    outcome = run_small("h-adpsgd", 8, watcher=watcher, **plan | {"faults": faults})
+    outcome = crashing(SITES_OF_FOUR, crashes, watcher, whole_s)
     assert outcome.status == "finished"
     survivors = [i for i in range(8) if i not in dead]
     assert set(survivors) <= set(outcome.results)
@@ -340,29 +346,15 @@ def test_the_survivors_take_the_mean_over_themselves():
         assert torch.allclose(outcome.results[i].values, sgd(plan, large), rtol=0, atol=1e-6)
 
 
-def returning(plan, crashes, watcher=None, whole_s=1.0):
-    faults = FaultPlan(crashes=tuple(crashes), detect_s=0.01 * whole_s, compute_jitter=0.4)
-    return run_small("h-adpsgd", 8, watcher=watcher, **plan | {"faults": faults})
-
-
-RETURNS = {
-    "rounds": 20,
-    "learners_per_site": 4,
-    "access": LINKS,
-    "faults": UNEVEN,
-    "train": {"momentum": 0.5},
-}
-
-
 @pytest.mark.parametrize("away", [(1,), (0,), (0, 1), (5, 6), (0, 1, 2, 3), (4, 7, 1)])
 @pytest.mark.parametrize("share", [0.1, 0.5])
 @pytest.mark.parametrize("down", [0.001, 0.05, 0.2])
 def test_who_returns_is_taken_in_again_and_ends_with_its_sites_model(away, share, down):
     """Also a head, also a whole site, and whether or not anybody has noticed."""
-    whole_s = run_small("h-adpsgd", 8, **RETURNS).time_s
+    whole_s = run_small("h-adpsgd", 8, **SITES_OF_FOUR).time_s
     crashes = [Crash(j, share * whole_s * (1 + 0.01 * k), down * whole_s) for k, j in enumerate(away)]
     watcher = Watcher()
-    outcome = returning(RETURNS, crashes, watcher, whole_s)
+    outcome = crashing(SITES_OF_FOUR, crashes, watcher, whole_s)
     assert outcome.status == "finished" and set(outcome.results) == set(range(8))
     steps = {node: step for node, _, step, _ in watcher.models}
     assert steps == dict.fromkeys(range(8), 20)

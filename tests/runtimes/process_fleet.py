@@ -86,8 +86,12 @@ class Fleet:
         return parsed
 
     def events(self) -> list[tuple[str, str]]:
-        with (self.folder / "run" / "events.csv").open(newline="") as file:
-            return [(row["kind"], row["node"]) for row in csv.DictReader(file)]
+        return [(row["kind"], row["node"]) for row in self.rows("events")]
+
+    def rows(self, table: str) -> list[dict[str, str]]:
+        """A table of the run's folder."""
+        with (self.folder / "run" / f"{table}.csv").open(newline="") as file:
+            return list(csv.DictReader(file))
 
 
 @contextlib.contextmanager

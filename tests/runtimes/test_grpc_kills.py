@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
 
@@ -54,11 +53,10 @@ LOST, RETURNING = 4, 5
 def totals(nodes: Fleet) -> Counter[str]:
     """The sum of each metric that was recorded, and how often it was."""
     found: Counter[str] = Counter()
-    with (nodes.folder / "run" / "metrics.csv").open(newline="") as file:
-        for row in csv.DictReader(file):
-            if row["value"] not in ("", "nan"):
-                found[row["name"]] += float(row["value"])
-                found[f"number of {row['name']}"] += 1
+    for row in nodes.rows("metrics"):
+        if row["value"] not in ("", "nan"):
+            found[row["name"]] += float(row["value"])
+            found[f"number of {row['name']}"] += 1
     return found
 
 

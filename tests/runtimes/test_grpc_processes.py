@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import signal
 import time
@@ -87,8 +86,7 @@ def test_killed_and_started_again_it_ends_as_if_undisturbed(victim: int, tmp_pat
         assert not list(tmp_path.glob("state-*/*"))
         undisturbed = run_experiment(load_experiment(tmp_path / "experiment.toml"), out=tmp_path / "virtual")
         assert nodes.summary["final_loss"] == pytest.approx(undisturbed.summary["final_loss"], rel=1e-4)
-        with (tmp_path / "run" / "metrics.csv").open(newline="") as file:
-            metrics = [row for row in csv.DictReader(file) if row["node"] == "0"]
+        metrics = [row for row in nodes.rows("metrics") if row["node"] == "0"]
         assert [float(row["value"]) for row in metrics if row["name"] == "round"] == list(range(40))
         assert {row["value"] for row in metrics if row["name"] == "missing"} == {"0.0"}
         assert "crash" in (tmp_path / "run" / "report.html").read_text()

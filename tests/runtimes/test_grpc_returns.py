@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from pathlib import Path
 
@@ -38,15 +37,13 @@ VICTIM, NEIGHBOR = 3, 2
 
 def rounds_of(nodes: Fleet, node: int) -> dict[int, float]:
     """When a node had made each of its rounds, as far as the process with node 0 was told."""
-    with (nodes.folder / "run" / "metrics.csv").open(newline="") as file:
-        rows = [r for r in csv.DictReader(file) if r["name"] == "round" and r["node"] == str(node)]
+    rows = [r for r in nodes.rows("metrics") if r["name"] == "round" and r["node"] == str(node)]
     return {int(float(r["value"])): float(r["time_s"]) for r in rows}
 
 
 def came_back(nodes: Fleet) -> tuple[bool, float]:
     """Whether it was missed, and when it was back."""
-    with (nodes.folder / "run" / "events.csv").open(newline="") as file:
-        events = {r["kind"]: float(r["time_s"]) for r in csv.DictReader(file) if r["node"] == str(VICTIM)}
+    events = {r["kind"]: float(r["time_s"]) for r in nodes.rows("events") if r["node"] == str(VICTIM)}
     return "gone" in events, events["back"]
 
 
