@@ -9,12 +9,15 @@ import io
 import os
 import signal
 import sys
-from typing import Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from edgefl.commands import experiments, laboratory, machines, probing
 from edgefl.commands.shared import EXIT_CODES, REFUSED, app
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 __all__ = ["EXIT_CODES", "app", "main"]
 
@@ -51,6 +54,19 @@ def _interrupt(*_: object) -> NoReturn:
     raise KeyboardInterrupt
 
 
+class _Output(io.FileIO):
+    """A standard stream that swallows what nobody reads any more, as after `edgefl ... | head`."""
+
+    def write(self, data: Buffer, /) -> int:
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self.fileno())
+            os.close(nowhere)
+            return super().write(data)
+
+
 def _fit_streams() -> None:
     """Let everything be printed: what a terminal has no letters for as "?", to closed streams nothing."""
     for name in ("stdout", "stderr"):
@@ -58,7 +74,22 @@ def _fit_streams() -> None:
         if stream is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 (for as long as the process)
         elif isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")
+            setattr(sys, name, _outlasting(stream))
+
+
+def _outlasting(stream: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The same stream, over an `_Output` where a file or a pipe lies under it."""
+    if type(getattr(stream.buffer, "raw", stream.buffer)) is not io.FileIO:  # a console of Windows, a test
+        stream.reconfigure(errors="replace")
+        return stream
+    raw = _Output(stream.fileno(), "w", closefd=False)
+    return io.TextIOWrapper(
+        raw if stream.write_through else io.BufferedWriter(raw),  # as `python -u` does
+        encoding=stream.encoding,
+        errors="replace",
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
 
 
 def main() -> None:

@@ -194,8 +194,8 @@ class BatchView:
             return
         target = (summary.get("target") or {}).get("value")
         state = State(summary["metric"], target, time_s=summary["time_s"], value=summary["final_metric"])
-        note = f"{_value(state)} after {seconds(state.time_s)}"
-        self._display.finish(label, "kept" if reused else str(summary["status"]), note, state)
+        phase = "kept" if reused else str(summary["status"])
+        self._display.finish(label, phase, f"{seconds(state.time_s)}, {_value(state)}", state)
 
     def end(self) -> None:
         """Close the display."""
@@ -330,19 +330,19 @@ def _prediction(found: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
 def comparison_table(rows: Sequence[Mapping[str, Any]], summary: Mapping[str, Any], word: str) -> Table:
     """One row per variant, means over seeds with 95 % intervals. summary: of one run; word: what varies."""
     metric, target = summary.get("metric", "metric"), summary.get("target")
-    headers = [word, f"time to {_target(target)}" if target else "time to target", f"final {metric}"]
+    headers = [word, *([f"time to {_target(target)}"] if target else []), f"final {metric}"]
     headers += ["worst tenth", "payload", "busy", "idle", "energy", "rank"]
-    return table(headers, [_comparison_row(row) for row in rows], right=range(1, len(headers)))
+    cells = [_comparison_row(row, target is not None) for row in rows]
+    return table(headers, cells, right=range(1, len(headers)))
 
 
-def _comparison_row(row: Mapping[str, Any]) -> list[str]:
+def _comparison_row(row: Mapping[str, Any], has_target: bool) -> list[str]:
     completed = row["runs"] - row["failed"]
     if not completed:
-        return [str(row["variant"]), "failed", *[NONE] * 6, number(row["rank"], 2)]
-    reached = "" if row["reached"] in (0, row["runs"]) else f" ({row['reached']} of {row['runs']})"
+        return [str(row["variant"]), "failed", *[NONE] * (5 + has_target), number(row["rank"], 2)]
     return [
         str(row["variant"]),
-        _with_interval(row, "time_to_target_s", seconds) + reached if row["reached"] else "missed",
+        *([_reached(row)] if has_target else []),
         _with_interval(row, "final_metric", number),
         number(row["worst_tenth"]),
         scaled(row["payload_bytes"], "B"),
@@ -351,6 +351,14 @@ def _comparison_row(row: Mapping[str, Any]) -> list[str]:
         scaled(row["joules"], "J"),
         number(row["rank"], 2),
     ]
+
+
+def _reached(row: Mapping[str, Any]) -> str:
+    """When a variant's runs met the target, and how many where some did not."""
+    if not row["reached"]:
+        return "missed"
+    some = "" if row["reached"] == row["runs"] else f" ({row['reached']} of {row['runs']})"
+    return _with_interval(row, "time_to_target_s", seconds) + some
 
 
 def _with_interval(row: Mapping[str, Any], key: str, show: Callable[[float | None], str]) -> str:

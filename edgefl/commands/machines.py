@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from edgefl.commands.shared import FAILED, Json, Quiet, command, emit, errors, show, silent
 from edgefl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pydantic import BaseModel
+    from rich.table import Table
+
+Figures = list[dict[str, Any]]
 
 
 @command
@@ -60,35 +67,38 @@ Entry = Annotated[
 @command
 def devices(name: Entry = None, as_json: Json = False) -> None:
     """List the devices of the catalog with their figures; or show one, with where they come from."""
+    from edgefl.console import device_table
     from edgefl.devices import catalog, device
 
-    profiles = [p.model_dump() for p in (catalog().values() if name is None else [device(name, "NAME")])]
-    if as_json:
-        emit(*profiles)
-        return
-    from edgefl.console import device_table, source_table
-
-    show(device_table(profiles))
-    if name is not None:
-        show(source_table(profiles[0]["sources"]))
-        typer.echo(profiles[0]["source"])
+    found = _told(catalog().values() if name is None else [device(name, "NAME")], name, device_table, as_json)
+    if name is not None and not as_json:
+        typer.echo(found[0]["source"])
 
 
 @command
 def links(name: Entry = None, as_json: Json = False) -> None:
     """List the classes of access links with their figures; or show one, with where they come from."""
+    from edgefl.console import link_table
     from edgefl.network.links import link
     from edgefl.network.links import links as catalog
 
-    classes = [a.model_dump() for a in (catalog().values() if name is None else [link(name, "NAME")])]
-    if as_json:
-        emit(*classes)
-        return
-    from edgefl.console import link_table, source_table
+    _told(catalog().values() if name is None else [link(name, "NAME")], name, link_table, as_json)
 
-    show(link_table(classes))
+
+def _told(
+    entries: Iterable[BaseModel], name: str | None, as_table: Callable[[Figures], Table], as_json: bool
+) -> Figures:
+    """Print a catalog's entries; of one that is named also the sources. Returns their figures."""
+    found = [entry.model_dump() for entry in entries]
+    if as_json:
+        emit(*found)
+        return found
+    from edgefl.console import source_table
+
+    show(as_table(found))
     if name is not None:
-        show(source_table(classes[0]["sources"]))
+        show(source_table(found[0]["sources"]))
+    return found
 
 
 @command

@@ -118,7 +118,8 @@ def lead(
         else:
             folder = RunFolder.create_in(RUNS, place.run_id, text, record)
     with alone(folder.path, "--out"):
-        return _run_in(folder, built, record, progress, True, execute, place.hosted)
+        away = not place.on_loopback
+        return _run_in(folder, built, record, progress, True, execute, place.hosted, own_devices=away)
 
 
 def resume(folder: Path, progress: Progress | None = None, *, keep_events: bool = True) -> RunResult:
@@ -165,8 +166,12 @@ def _run_in(
     execute: Execute,
     hosted: tuple[int, ...] = (0,),
     predict: bool = True,
+    own_devices: bool = False,
 ) -> RunResult:
-    """Run, and leave the folder with the run's status, whatever comes."""
+    """Run, and leave the folder with the run's status, whatever comes.
+
+    own_devices: the run is over machines that are the file's devices, as far as can be known.
+    """
     is_virtual = record["runtime"] == "virtual"
     status, observer = "failed", None
     try:
@@ -181,7 +186,7 @@ def _run_in(
         summary = summarise(built, observer, outcome, record["runtime"], folder.path, report.wall_s)
         write_results(folder, built, observer, outcome)
         if predict and not is_virtual and outcome.reason != INTERRUPTED:
-            same = record["runtime"] == "fleet" or built.experiment.execution.emulate
+            same = own_devices or built.experiment.execution.emulate
             summary["predicted"], rows = beside(
                 built, outcome, observer.paces, observer.measured_j, same_devices=same
             )

@@ -247,13 +247,26 @@ def test_no_number_is_null(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     assert capsys.readouterr().out == '{"a": null, "b": [null, 1.5], "c": "x"}\n'
 
 
-@pytest.mark.skipif(os.name == "nt", reason="head")
-def test_a_reader_that_stops_early_sees_no_traceback(place: Path) -> None:
+@pytest.mark.skipif(os.name == "nt", reason="pipes that break")
+@pytest.mark.parametrize("environment", [{}, {"PYTHONUNBUFFERED": "1"}])
+@pytest.mark.parametrize("words", ["--help", "methods", "devices --json", "run tiny.toml --out a"])
+def test_a_reader_that_stops_early_is_nothing_to_speak_of(
+    place: Path, words: str, environment: dict[str, str]
+) -> None:
+    """The reader of what is printed, and in a run of its progress, is gone from the beginning."""
+    command = [sys.executable, "-m", "edgefl.cli", *words.split()]
+    there, here = os.pipe()
+    os.close(there)
     done = subprocess.run(
-        f"{sys.executable} -m edgefl.cli devices --json | head -1", shell=True, capture_output=True, text=True
+        command,
+        stdout=here,
+        stderr=here if "run" in words else subprocess.PIPE,
+        env={**os.environ, **environment},
     )
-    assert "Traceback" not in done.stderr
-    assert json.loads(done.stdout)["name"]
+    os.close(here)
+    assert done.returncode == 0 and not done.stderr
+    if "run" in words:
+        assert json.loads(Path("a/run.json").read_text())["status"] == "finished"
 
 
 def test_one_device_and_one_link_with_their_sources() -> None:

@@ -12,12 +12,15 @@ import pytest
 from edgefl.console import run_table
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import load_experiment
+from edgefl.experiment.local import run_node
 from edgefl.experiment.observer import RunObserver
 from edgefl.experiment.prediction import beside
 from edgefl.experiment.preview import go_through
 from edgefl.experiment.report import write_report
 from edgefl.experiment.runner import run_experiment
 from edgefl.network import MeasuredLink
+from edgefl.runtimes.grpc.local import free_addresses
+from edgefl.runtimes.grpc.place import FleetFile
 from edgefl.runtimes.virtual import VirtualRuntime
 
 FILE = """
@@ -143,3 +146,13 @@ def test_links_that_processes_measured_stand_beside_those_of_the_file(tmp_path: 
     assert cells == [
         "client 1 (laptop)", "800 kB/s", "1 MB/s", "+25.0 %", "—", "2 MB/s", "—", "30 ms", "15 ms", "-50.0 %",
     ]  # fmt: skip
+
+
+def test_a_fleet_on_this_machines_loopback_is_not_the_files_devices(tmp_path: Path) -> None:
+    built_of(tmp_path, "fedavg")
+    everybody = FleetFile("fleet", Path("fedavg.toml"), free_addresses(1), ((0, 1, 2, 3),))
+    (tmp_path / "fleet.toml").write_text(everybody.to_toml())
+    result = run_node(tmp_path / "fleet.toml", 0, out=tmp_path / "run")
+    assert result is not None
+    found = result.summary["predicted"]
+    assert not found["same_devices"] and found["round_s"]["error"] is None

@@ -266,8 +266,8 @@ def test_runs_of_one_method_are_grouped_by_what_differs(tmp_path: Path) -> None:
     groups = grouped([RunFiles(folder) for folder in folders])
     names = {label: [run.folder.name for run in runs] for label, runs in groups.items()}
     assert names == {
-        "fedavg, train.learning_rate = 0.1": ["0", "1"],
-        "fedavg, train.learning_rate = 0.01": ["2", "3"],
+        "train.learning_rate = 0.1": ["0", "1"],
+        "train.learning_rate = 0.01": ["2", "3"],
     }
 
 

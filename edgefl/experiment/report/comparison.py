@@ -81,17 +81,20 @@ def write_comparison(folders: Sequence[Path], out: Path) -> Path:
 
 
 def grouped(runs: Sequence[RunFiles]) -> dict[str, list[RunFiles]]:
-    """Runs by "method", or by "method, key = value, ..." where runs of a method differ in those keys."""
+    """Runs by "method", or by "method, key = value, ..." where runs of a method differ in those keys.
+
+    Where all runs are of one method, its name is left out of the latter.
+    """
     settings = {run.folder: _settings(run) for run in runs}
+    several = len({run.summary.get("method") or "run" for run in runs}) > 1
     groups: dict[str, list[RunFiles]] = {}
     for run in runs:
         method = str(run.summary.get("method") or "run")
         siblings = [settings[r.folder] for r in runs if (r.summary.get("method") or "run") == method]
         own = settings[run.folder]
         varied = [key for key in own if any(other.get(key) != own[key] for other in siblings)]
-        label = ", ".join(
-            [method, *(f"{key.removeprefix(f'method.{method}.')} = {own[key]}" for key in varied)]
-        )
+        values = [f"{key.removeprefix(f'method.{method}.')} = {own[key]}" for key in varied]
+        label = ", ".join([method, *values] if several or not values else values)
         groups.setdefault(label, []).append(run)
     return groups
 
@@ -105,7 +108,12 @@ def _result(label: str, run: RunFiles) -> Result:
 
 
 def _only_methods(groups: Groups) -> bool:
-    return not any(", " in label for label in groups)
+    return not any(" = " in label for label in groups)
+
+
+def _what(groups: Groups) -> str:
+    """The heading of the column that says what is compared."""
+    return "method" if _only_methods(groups) else "settings"
 
 
 def _seeds(runs: Sequence[RunFiles]) -> list[str]:
@@ -129,14 +137,14 @@ def _header(
             best = of(row[key] for row in known)
             who = [row["variant"] for row in known if row[key] == best]
             entries.append((what, ", ".join(who) if len(who) < 3 else f"{len(who)} alike", write(best)))
-    words = (
-        f"{len(runs)} runs, {len(seeds)} {'seeds' if len(seeds) > 1 else 'seed'} ({', '.join(seeds[:12])})."
-    )
+    methods = {str(run.summary.get("method") or "run") for run in runs}
+    alone = f" of {methods.pop()}" if len(methods) == 1 and not _only_methods(groups) else ""
+    words = f"{len(runs)} runs{alone}, {len(seeds)} {'seeds' if len(seeds) > 1 else 'seed'}"
     return join(
         (
             element("p", " · ".join(["edgefl", *([str(name)] if name else []), "comparison"]), "eyebrow"),
             element("h1", title),
-            paragraph(words, "lead"),
+            paragraph(f"{words} ({', '.join(seeds[:12])}).", "lead"),
             cards(entries),
         )
     )
@@ -167,26 +175,34 @@ def _swatch(index: int, label: str, of: int) -> Markup:
 
 
 def _result_table(groups: Groups, rows: Sequence[Mapping[str, Any]]) -> Markup:
+    every = [run for members in groups.values() for run in members]
+    name = metric_name(every[0]) if every else "metric"
+    targets = sorted({plain(t) for run in every if (t := target_value(run)) is not None})
     body = [
         (
-            _swatch(i, row["variant"], len(rows)), row["runs"], f"{row['reached']} of {row['runs']}",
-            _time(row, "time_to_target_s"),
+            _swatch(i, row["variant"], len(rows)), row["runs"],
+            *((f"{row['reached']} of {row['runs']}", _time(row, "time_to_target_s")) if targets else ()),
             _plus_minus(row, "final_metric" if row["final_accuracy"] is None else "final_accuracy", number),
             _plus_minus(row, "worst_tenth", number), _plus_minus(row, "final_loss", number),
             number(row["rank"]),
         )
         for i, row in enumerate(rows)
     ]  # fmt: skip
-    every = [run for members in groups.values() for run in members]
-    name = metric_name(every[0]) if every else "metric"
-    targets = sorted({plain(t) for run in every if (t := target_value(run)) is not None})
-    goal = f" ({name} {' or '.join(targets)})" if targets else ""
-    headers = ("method", "runs", "reached the target", f"time to target{goal}", f"final {name}",
-               "worst tenth of nodes", "final loss", "mean rank")  # fmt: skip
+    goal = ("reached the target", f"time to target ({name} {' or '.join(targets)})") if targets else ()
+    headers = (
+        _what(groups),
+        "runs",
+        *goal,
+        f"final {name}",
+        "worst tenth of nodes",
+        "final loss",
+        "mean rank",
+    )
+    mean = " Time to target is the mean over the runs that reached it." if targets else ""
+    order = "time to target, then by the final" if targets else "the final"
     note = paragraph(
-        "Mean ± half of the 95 % interval over seeds (Student's t; none for a single run). Time to target is"
-        " the mean over the runs that reached it. Rank: within each seed by time to target, then by the final"
-        " result; equal ones share the mean of their places.",
+        f"Mean ± half of the 95 % interval over seeds (Student's t; none for a single run).{mean} Rank:"
+        f" within each seed by {order} result; equal ones share the mean of their places.",
         "note",
     )
     return join((Markup('<div class="panel">'), table(headers, body), note, Markup("</div>")))
@@ -203,7 +219,7 @@ def _cost_table(groups: Groups, rows: Sequence[Mapping[str, Any]]) -> Markup:
         )
         for i, row in enumerate(rows)
     ]  # fmt: skip
-    headers = ("method", "time of the run", "payload sent", "on the wire (modelled)", "busy device time",
+    headers = (_what(groups), "time of the run", "payload sent", "on the wire (modelled)", "busy device time",
                "idle device time", "energy (modelled)")  # fmt: skip
     return join((Markup('<div class="panel">'), table(headers, body), Markup("</div>")))
 
@@ -297,7 +313,7 @@ def _time_bars(groups: Groups) -> Markup:
 
 
 def _runs_table(groups: Groups, base: Path) -> Markup:
-    body = []
+    body, has_target = [], any(target_value(run) is not None for runs in groups.values() for run in runs)
     for label, runs in groups.items():
         for run in runs:
             s, (word, reason) = run.summary, status(run)
@@ -306,20 +322,12 @@ def _runs_table(groups: Groups, base: Path) -> Markup:
             body.append(
                 (
                     _report_link(run, base), label, s.get("seed"), ended,
-                    seconds(as_float(s.get("time_to_target_s"))), number(final),
+                    *((seconds(as_float(s.get("time_to_target_s"))),) if has_target else ()), number(final),
                     scaled(as_float(s.get("payload_bytes")), "B"), scaled(as_float(s.get("joules")), "J"),
                 )
             )  # fmt: skip
-    headers = (
-        "run",
-        "method",
-        "seed",
-        "status",
-        "time to target",
-        "final metric",
-        "payload sent",
-        "energy (modelled)",
-    )
+    headers = ("run", _what(groups), "seed", "status", *(("time to target",) if has_target else ()),
+               "final metric", "payload sent", "energy (modelled)")  # fmt: skip
     return join((Markup('<div class="panel">'), table(headers, body, 4), Markup("</div>")))
 
 

@@ -33,7 +33,8 @@ def fleet(run: RunFiles, used: Mapping[int, Use], access: Mapping[int, Access]) 
             seconds(work.get((role, device))), seconds(sends.get((role, device))),
             share(sum(used[n.id].computing_s for n in group), len(group) * run.time_s),
             share(sum(n.idle_s for n in group), sum(n.busy_s + n.idle_s for n in group)),
-            scaled(_sum([n.sent_bytes for n in group]), "B"), _energy(group),
+            scaled(_sum([n.sent_bytes for n in group]), "B"),
+            _energy(group, Markup("<br>")),
         )
         for (role, device), group in groups.items()
     ]  # fmt: skip
@@ -52,11 +53,11 @@ def fleet(run: RunFiles, used: Mapping[int, Use], access: Mapping[int, Access]) 
     )
 
 
-def _energy(group: Sequence[NodeRow]) -> str:
+def _energy(group: Sequence[NodeRow], between: str = " ") -> object:
     """Joules of some nodes, and whether they are measured or modelled."""
     joules = _sum([n.joules for n in group])
     kinds = " and ".join(sorted({n.energy for n in group if n.joules is not None}))
-    return NONE if joules is None else f"{scaled(joules, 'J')} {kinds}"
+    return NONE if joules is None else join((scaled(joules, "J"), between, element("small", kinds)))
 
 
 def _network(run: RunFiles) -> str:
