@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,7 +39,15 @@ from edgefl.nodes import Method
 from edgefl.nodes.plan import NodeSpec, RunPlan, Thermal
 from edgefl.parameters.compress import CompressConfig
 from edgefl.planning.memory import refuse_beyond_memory
-from edgefl.planning.workloads import Assignment, Fleet, assign, assigned, refuse_too_large, replanner
+from edgefl.planning.workloads import (
+    Assignment,
+    Fleet,
+    NarrowTraining,
+    assign,
+    assigned,
+    refuse_too_large,
+    replanner,
+)
 
 TASK_METRICS = {
     "classification": ("accuracy", "loss"),
@@ -87,13 +97,11 @@ def build(experiment: Experiment) -> Built:
     learner = _learner(experiment, dataset)
     network = _network(experiment, topology, names, first_device)
     nodes = _nodes(experiment, topology, parts, profiles, first_device)
-    if experiment.assign.policy == "width" and not method.takes_width:
-        raise ConfigError("assign.policy", "width", f"another policy: {method.name} trains the whole model")
-    fleet = Fleet.of(nodes, network, learner)
+    fleet = Fleet.of(nodes, network, learner, *_narrow(experiment, method, config))
     assignment = assign(fleet, experiment.assign)
     nodes = assigned(nodes, assignment)
     if method.memory is None:
-        refuse_too_large(nodes, learner)
+        refuse_too_large(fleet, assignment)
     plan = RunPlan(
         seed=experiment.seed,
         method=method,
@@ -117,6 +125,18 @@ def build(experiment: Experiment) -> Built:
     execution = experiment.execution
     executor = make_executor(execution.executor, learner, execution.group, execution.workers)
     return Built(experiment, plan, executor, dataset, parts, metric, fleet, assignment, memory)
+
+
+def _narrow(
+    experiment: Experiment, method: Method, config: Any
+) -> tuple[tuple[float, ...], NarrowTraining | None]:
+    """The widths that may be planned, and what is trained at one. Raises ConfigError where none may be."""
+    if experiment.assign.policy != "width":
+        return (), None
+    if method.widths is None:
+        raise ConfigError("assign.policy", "width", f"another policy: {method.name} trains the whole model")
+    training = method.narrow_training
+    return method.widths(config), None if training is None else partial(training, config)
 
 
 def _metric(experiment: Experiment, dataset: Dataset) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from edgefl.devices import DeviceProfile
@@ -13,7 +14,7 @@ class Cost:
     """flops: float32 operations; traffic_bytes: to and from memory; num_steps: of the fixed overhead each;
     memory_bytes: needed at once. seconds: where given, the time on any device, whatever the rest says.
     model, batch_size: name a step time that the profile may have measured. calls: what a profile with
-    measured kernels goes by."""
+    measured kernels goes by. parts: done one after the other; where there are some, the time is theirs."""
 
     flops: float = 0.0
     traffic_bytes: float = 0.0
@@ -23,6 +24,18 @@ class Cost:
     model: str | None = None
     batch_size: int | None = None
     calls: Calls | None = None
+    parts: tuple[Cost, ...] = ()
+
+
+def in_turn(parts: Sequence[Cost], memory_bytes: int) -> Cost:
+    """What parts cost that are done one after the other. memory_bytes: needed at once for all of them."""
+    return Cost(
+        flops=sum(part.flops for part in parts),
+        traffic_bytes=sum(part.traffic_bytes for part in parts),
+        num_steps=sum(part.num_steps for part in parts),
+        memory_bytes=memory_bytes,
+        parts=tuple(parts),
+    )
 
 
 def duration_s(cost: Cost, profile: DeviceProfile) -> float:
@@ -34,6 +47,8 @@ def duration_s(cost: Cost, profile: DeviceProfile) -> float:
     """
     if cost.seconds is not None:
         return cost.seconds
+    if cost.parts:
+        return sum(duration_s(part, profile) for part in cost.parts)
     measured = profile.step_times_s.get(cost.model or "", {}).get(cost.batch_size or 0)
     if measured is not None:
         return cost.num_steps * measured

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from edgefl.data import Batch
 from edgefl.learning import tasks
-from edgefl.learning.cost import Cost
+from edgefl.learning.cost import Cost, in_turn
 from edgefl.learning.learner import Learner, Scratch, check_steps, value_of
 from edgefl.learning.narrowing import SubModel
 from edgefl.learning.work import LocalSGD, Trained, batch_sizes, gradient_cost, num_examples_in
@@ -43,12 +43,7 @@ class OrderedSGD(LocalSGD):
 
     def cost(self, learner: Learner) -> Cost:
         steps = [self._step_cost(learner, i, corner) for i, corner in enumerate(self.corners)]
-        return Cost(
-            flops=sum(c.flops for c in steps),
-            traffic_bytes=sum(c.traffic_bytes for c in steps),
-            num_steps=sum(c.num_steps for c in steps),
-            memory_bytes=self.parameters.nbytes + max(c.memory_bytes for c in steps),
-        )
+        return in_turn(steps, self.parameters.nbytes + max(c.memory_bytes for c in steps))
 
     def _step_cost(self, learner: Learner, i: int, corner: SubModel) -> Cost:
         taught = self._is_taught(corner)
@@ -65,12 +60,7 @@ class OrderedSGD(LocalSGD):
         batch_size, at = self.workload.batch_size, self.steps[i]
         num_examples = num_examples_in(batch_sizes(len(self.data), batch_size, range(at, at + 1)))
         narrow = gradient_cost(corner.model, num_examples, batch_size)
-        return Cost(
-            flops=step.flops + narrow.flops,
-            traffic_bytes=step.traffic_bytes + narrow.traffic_bytes,
-            num_steps=step.num_steps + narrow.num_steps,
-            memory_bytes=step.memory_bytes + narrow.memory_bytes,
-        )
+        return in_turn((step, narrow), step.memory_bytes + narrow.memory_bytes)
 
     def _is_taught(self, corner: SubModel) -> bool:
         return self.teaching is not None and corner.model is not self.limit.model

@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
+from edgefl.data import LocalData
+from edgefl.learning.learner import Learner
+from edgefl.learning.work import LocalSGD
+from edgefl.learning.workload import Workload
 from edgefl.messages.base import Message
 from edgefl.network import Topology
 from edgefl.nodes.node import Node
@@ -72,8 +76,12 @@ class Method:
     Default: one "server" where there is that role."""
     compresses: bool = False
     """Its updates can be compressed, as [compress] says."""
-    takes_width: bool = False
-    """Its nodes train sub-models of their workload's width."""
+    widths: Callable[[Any], tuple[float, ...]] | None = None
+    """Shares of every hidden layer's units of which [assign] may plan one for each node, given the config;
+    None: its nodes train the whole model."""
+    narrow_training: Callable[[Any, Learner, LocalData, Workload], LocalSGD] | None = None
+    """The costliest local training of a round at the width of a workload, given the config; default: LocalSGD
+    of the narrowed model."""
     pools_data: bool = False
     """The fleet is one node that holds all data: a reference without distribution."""
     prepare: Callable[[Any], None] | None = None

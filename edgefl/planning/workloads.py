@@ -10,8 +10,8 @@ their overheads, data and memory allow; the fleet trains on no fewer examples pe
 on more where they are nearly free. In local training a device's rate grows and falls with its batch (linear
 scaling, Goyal et al. 2017, https://arxiv.org/abs/1706.02677).
 deadline: as many local steps as fit before a common deadline, at [train]'s batch size.
-width: uniform, on the widest sub-model, of those in WIDTHS, with which a round ends before the deadline and
-that fits the memory; for methods that train at a planned width.
+width: uniform, on the widest of the sub-models that the method can train with which a round, of the costliest
+steps that it may take, ends before the deadline and that fits the memory.
 cluster: uniform, and the devices in groups of like speed, which methods find in node.fleet.groups.
 """
 
@@ -24,6 +24,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from edgefl.data import LocalData
 from edgefl.errors import ConfigError
 from edgefl.learning.cost import Cost, duration_s
 from edgefl.learning.learner import Learner
@@ -34,8 +35,7 @@ from edgefl.network import NetworkPlan
 from edgefl.nodes.plan import NodeSpec, Replan
 
 Policy = Literal["uniform", "proportional-batch", "deadline", "width", "cluster"]
-WIDTHS = (1.0, 0.75, 0.5, 0.375, 0.25, 0.125)
-"""Shares of each hidden layer's units that the policy width chooses from."""
+NarrowTraining = Callable[[Learner, LocalData, Workload], LocalSGD]
 _HALVINGS = 60
 _FREE = 0.02
 """proportional-batch: what a round may be longer for examples that cost next to nothing, as a share."""
@@ -91,37 +91,57 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Fleet:
-    """What is planned for. slowdowns: how many times its profile's time each node takes, by id."""
+    """What is planned for. slowdowns: how many times its profile's time each node takes, by id. widths: those
+    that a node may train; narrow_training: the costliest work of a round at one, as Method has both."""
 
     nodes: Sequence[NodeSpec]
     network: NetworkPlan
     learner: Learner
     slowdowns: Mapping[int, float]
+    widths: tuple[float, ...] = ()
+    narrow_training: NarrowTraining | None = None
 
     @classmethod
-    def of(cls, nodes: Sequence[NodeSpec], network: NetworkPlan, learner: Learner) -> Fleet:
+    def of(
+        cls,
+        nodes: Sequence[NodeSpec],
+        network: NetworkPlan,
+        learner: Learner,
+        widths: tuple[float, ...] = (),
+        narrow_training: NarrowTraining | None = None,
+    ) -> Fleet:
         """The fleet of a run before it begins."""
-        return cls(nodes, network, learner, {i: node.slowdown for i, node in enumerate(nodes)})
+        slowdowns = {i: node.slowdown for i, node in enumerate(nodes)}
+        return cls(nodes, network, learner, slowdowns, widths, narrow_training)
 
     @property
     def ids(self) -> tuple[int, ...]:
         """The nodes that hold data."""
         return tuple(i for i, node in enumerate(self.nodes) if node.data is not None and len(node.data))
 
-    def cost(self, i: int, workload: Workload) -> Cost:
-        """What a round of local training costs node i."""
-        data, model = self.nodes[i].data, narrowed(self.learner.model, workload.width)
+    def training(self, i: int, workload: Workload) -> LocalSGD:
+        """A round of local training of node i, the costliest that there may be."""
+        data, learner = self.nodes[i].data, self.learner
         assert data is not None
-        return LocalSGD(self.learner.model.init(), data, 0, workload, model=model).cost(self.learner)
+        if workload.width is not None and self.narrow_training is not None:
+            return self.narrow_training(learner, data, workload)
+        return LocalSGD(
+            learner.model.init(), data, 0, workload, model=narrowed(learner.model, workload.width)
+        )
+
+    def cost(self, i: int, workload: Workload) -> Cost:
+        """What that costs."""
+        return self.training(i, workload).cost(self.learner)
 
     def compute_s(self, i: int, workload: Workload) -> float:
         """Seconds of that."""
         return duration_s(self.cost(i, workload), self.nodes[i].profile) * self.slowdowns[i]
 
-    def transfer_s(self, i: int, width: float | None = None) -> float:
+    def transfer_s(self, i: int, workload: Workload | None = None) -> float:
         """Seconds of one model down and one up, alone on the links, between node i and the slowest of whom
-        it talks to."""
-        size = narrowed(self.learner.model, width).counts.parameter_bytes
+        it talks to. workload: whose width the model has; None: whole."""
+        model = None if workload is None else self.training(i, workload).model
+        size = (model or self.learner.model).counts.parameter_bytes
         others = self.network.topology.neighbors(i)
         times = [
             size / self.network.rate_bytes_per_s(j, i)
@@ -199,7 +219,7 @@ def replanner(fleet: Fleet, config: AssignConfig, planned: Assignment) -> Replan
 def _planned(
     fleet: Fleet, workloads: Mapping[int, Workload], groups: tuple[tuple[int, ...], ...]
 ) -> Assignment:
-    shares = {i: Share(w, fleet.compute_s(i, w), fleet.transfer_s(i, w.width)) for i, w in workloads.items()}
+    shares = {i: Share(w, fleet.compute_s(i, w), fleet.transfer_s(i, w)) for i, w in workloads.items()}
     round_s = max((share.total_s for share in shares.values()), default=0.0)
     idle = {i: replace(share, idle=1 - share.total_s / round_s) for i, share in shares.items()}
     return Assignment(idle, round_s, groups)
@@ -300,17 +320,19 @@ def _most_steps(fleet: Fleet, i: int, workload: Workload, most: int, seconds: fl
 def _widths_that_fit(
     fleet: Fleet, uniform: Mapping[int, Workload], config: AssignConfig
 ) -> dict[int, Workload]:
-    rounds = sorted(fleet.compute_s(i, w) + fleet.transfer_s(i) for i, w in uniform.items())
-    deadline_s = config.deadline_s or rounds[len(rounds) // 2]
+    def round_s(i: int, workload: Workload) -> float:
+        return fleet.compute_s(i, workload) + fleet.transfer_s(i, workload)
 
-    def fits(i: int, workload: Workload) -> bool:
-        seconds = fleet.compute_s(i, workload) + fleet.transfer_s(i, workload.width)
-        return seconds <= deadline_s * (1 + 1e-9) and fleet.fits(i, workload)
-
+    widest_first = sorted(fleet.widths, reverse=True)
+    choices = {
+        i: [w.model_copy(update={"width": width}) for width in widest_first] for i, w in uniform.items()
+    }
+    rounds = sorted(round_s(i, widest) for i, (widest, *_) in choices.items())
+    deadline_s = (config.deadline_s or rounds[len(rounds) // 2]) * (1 + 1e-9)
     chosen = {}
-    for i, w in uniform.items():
-        choices = [w.model_copy(update={"width": width}) for width in WIDTHS]
-        chosen[i] = next((one for one in choices if fits(i, one)), choices[-1])
+    for i, narrower in choices.items():
+        fitting = (w for w in narrower if round_s(i, w) <= deadline_s and fleet.fits(i, w))
+        chosen[i] = next(fitting, narrower[-1])
     return chosen
 
 
@@ -353,17 +375,16 @@ def _groups(fleet: Fleet, uniform: Mapping[int, Workload], num_groups: int) -> t
     return tuple(reversed(groups))
 
 
-def refuse_too_large(nodes: Sequence[NodeSpec], learner: Learner) -> None:
+def refuse_too_large(fleet: Fleet, assignment: Assignment) -> None:
     """Raises ConfigError for the first node that has not the memory for its local training."""
-    for i, node in enumerate(nodes):
-        if node.data is None or not len(node.data):
-            continue
-        model = narrowed(learner.model, node.workload.width)
-        cost = LocalSGD(learner.model.init(), node.data, 0, node.workload, model=model).cost(learner)
-        if cost.memory_bytes > node.profile.memory_bytes:
+    for i, share in assignment.shares.items():
+        node, workload = fleet.nodes[i], share.workload
+        memory_bytes = fleet.cost(i, workload).memory_bytes
+        if memory_bytes > node.profile.memory_bytes:
+            model = fleet.training(i, workload).model or fleet.learner.model
             accepted = (
-                f"{node.role} {i} ({node.profile.name}) needs {_megabytes(cost.memory_bytes)} for"
-                f" {model.label} at batch size {node.workload.batch_size} and has"
+                f"{node.role} {i} ({node.profile.name}) needs {_megabytes(memory_bytes)} for"
+                f" {model.label} at batch size {workload.batch_size} and has"
                 f" {_megabytes(node.profile.memory_bytes)}"
             )
             raise ConfigError("fleet.devices", node.profile.name, accepted)

@@ -10,8 +10,11 @@ import torch
 from learning_toys import IMAGE, dataset, local, mlp, near
 from torch.nn import functional
 
-from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload, tasks
+from edgefl.devices import DeviceProfile
+from edgefl.devices.kernels import KINDS, Kernels
+from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload, duration_s, tasks
 from edgefl.learning.ordered import OrderedSGD, Teaching
+from edgefl.learning.work import gradient_cost
 
 TRAINS = [
     {},
@@ -135,3 +138,36 @@ def test_a_taught_step_costs_both_passes():
     found = work.cost(learner)
     assert found.flops == 20 * flops[0] + 12 * flops[1]
     assert found.num_steps == 5
+
+
+@pytest.mark.parametrize("taught", [False, True])
+@pytest.mark.parametrize("known", ["kernels", "step times", "neither"])
+def test_a_step_takes_what_a_device_is_known_to_need_for_its_corner(taught, known):
+    data = local(dataset(*IMAGE), 20)
+    model = mlp(data.dataset, 8)
+    limit, narrow = (model.narrow({"hidden1": range(n)}) for n in (6, 2))
+    board = DeviceProfile(name="x", compute_flops=1e9, memory_bytes_per_s=1e9, memory_bytes=10**9)
+    if known == "kernels":
+        times = {k: ((*(9.0 for _ in names), 1e-6),) for k, (names, _) in KINDS.items()}
+        products = tuple((8.0, n, 64.0, n / 1e3) for n in (1.0, 2.0, 6.0, 64.0))
+        board = board.model_copy(
+            update={"kernels": Kernels(step_s=0.0, node_s=0.0, times={**times, "matmul": products})}
+        )
+    elif known == "step times":
+        seconds = {limit.model.label: {8: 0.5}, narrow.model.label: {8: 0.125}}
+        board = board.model_copy(update={"step_times_s": seconds})
+    learner = Learner(model, TrainConfig(batch_size=8))
+    work = work_of(model, data, (narrow, limit, narrow), limit)
+    if taught:
+        work = dataclasses.replace(work, teaching=Teaching(0.5))
+    expected = 0.0
+    for i, corner in enumerate(work.corners):
+        mine = limit if taught else corner
+        step = LocalSGD(work.parameters, data, 1, work.workload, part=range(i, i + 1), model=mine.model)
+        expected += duration_s(step.cost(learner), board)
+        if taught and corner is narrow:
+            num_examples = len(data.batch(work.steps[i], 8))
+            expected += duration_s(gradient_cost(narrow.model, num_examples, 8), board)
+    assert duration_s(work.cost(learner), board) == pytest.approx(expected, rel=1e-12)
+    if known == "step times":
+        assert expected == (1.75 if taught else 0.75)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from dataclasses import replace
 
@@ -19,6 +20,7 @@ from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload
 from edgefl.learning.ordered import OrderedSGD, Teaching
 from edgefl.methods.federated.fjord import METHOD, CornerMean, corner
 from edgefl.parameters import WeightedMean
+from edgefl.planning.workloads import AssignConfig, Fleet, assign, assigned
 
 UNEVEN = {"name": "dirichlet", "alpha": 0.5}
 
@@ -195,6 +197,39 @@ def test_no_client_is_late_where_limits_follow_speed():
         )
         seconds[name] = run(plan).time_s
     assert seconds["fjord"] <= 0.26 * seconds["fedavg"]
+
+
+def planned_at(deadline_s, **config):
+    """A run at planned widths, and what is planned."""
+    plan = small_plan(
+        "fjord", 4, rounds=6, access=INSTANT, profiles=boards([1, 1, 1.5, 2.5, 4]),
+        train={"local_steps": 8}, **config,
+    )  # fmt: skip
+    training = functools.partial(METHOD.narrow_training, plan.config)
+    fleet = Fleet.of(plan.nodes, plan.network, plan.learner, METHOD.widths(plan.config), training)
+    found = assign(fleet, AssignConfig(policy="width", deadline_s=deadline_s))
+    return replace(plan, nodes=assigned(plan.nodes, found)), found
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.5])
+def test_no_round_at_planned_widths_ends_after_the_deadline_teacher_included(alpha):
+    deadline_s = planned_at(None)[1].shares[1].total_s  # of the fastest alone at full width
+    plan, found = planned_at(deadline_s, distillation_alpha=alpha)
+    works = []
+
+    class Keeping(Recording):
+        def run(self, items):
+            works.extend(w for w in items if isinstance(w, OrderedSGD))
+            return super().run(items)
+
+    watcher = Watcher()
+    run(plan, watcher, Keeping(plan.learner))
+    ends = [time_s for node, time_s, *_ in watcher.models if node == 0]
+    assert len(ends) == 6 and max(b - a for a, b in itertools.pairwise([0.0, *ends])) <= deadline_s * 1.0001
+    planned = {i: share.workload.width for i, share in found.shares.items()}
+    assert planned == {1: 1.0, 2: 0.6, 3: 0.2, 4: 0.2} if not alpha else max(planned.values()) < 1
+    limits = {w.data.node + 1: w.limit.model.layout.size for w in works}
+    assert limits == {i: corner(plan.learner.model, p).model.layout.size for i, p in planned.items()}
 
 
 def test_it_learns():

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 
 from edgefl.data import LocalData
@@ -11,6 +13,9 @@ from edgefl.planning.workloads import AssignConfig, Fleet, assign, assigned, ref
 
 DIGITS = Problem("classification", (8, 8), 10)
 MODEL = build_model(ModelConfig(name="mlp", hidden=(32,)), DIGITS, 0)
+
+
+WIDTHS = (0.125, 0.25, 0.375, 0.5, 0.75, 1.0)
 
 
 def profile(flops: float, overhead_s: float = 0.0, memory_bytes: int = 10**9) -> DeviceProfile:
@@ -29,7 +34,7 @@ def fleet(profiles, *, batch=16, steps=10, examples=400, rate=1e9, slowdowns=Non
     nodes += [NodeSpec("client", p, workload, data, s) for p, s in zip(profiles, slow, strict=True)]
     access = (Access(up_bytes_per_s=rate, down_bytes_per_s=rate, latency_s=0.01),) * len(nodes)
     network = NetworkPlan(make_topology("star", len(nodes), 0), access)
-    return Fleet.of(nodes, network, Learner(MODEL, TrainConfig(batch_size=batch)))
+    return Fleet.of(nodes, network, Learner(MODEL, TrainConfig(batch_size=batch)), WIDTHS)
 
 
 def test_uniform_leaves_workloads_and_says_who_waits():
@@ -176,8 +181,9 @@ def test_only_nodes_with_data_get_a_share():
 
 def test_what_does_not_fit_is_refused_by_name_with_both_figures():
     devices = fleet([profile(1e6), profile(1e6, memory_bytes=20_000)])
-    refuse_too_large(devices.nodes[:2], devices.learner)
+    planned = assign(devices, AssignConfig())
+    refuse_too_large(devices, dataclasses.replace(planned, shares={1: planned.shares[1]}))
     with pytest.raises(
         ConfigError, match=r"client 2 \(x\) needs 0\.0 MB for mlp/2410 at batch size 16 and has 0\.0 MB"
     ):
-        refuse_too_large(devices.nodes, devices.learner)
+        refuse_too_large(devices, planned)

@@ -7,7 +7,7 @@ corner.
 Server: each coordinate becomes the mean over those who reported and whose p_k-corner holds it, with weights
 n_k (examples); one that nobody holds stays.
 Choices: limits are dealt evenly over P in order of planned seconds per step, the fastest getting the largest,
-ties by id; where [assign] plans widths a limit is the widest of P within its plan, or the narrowest. A step
+ties by id; where [assign] plans widths these are the limits. A step
 touches its corner alone: no decay or momentum outside. Rounds, deadline and over-selection as in our FedAvg,
 which P = {1} is.
 Self-distillation (section 3.2, distillation_alpha above 0): a step that draws p < p_k goes down
@@ -26,8 +26,9 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from edgefl.data import LocalData
 from edgefl.errors import ConfigError
-from edgefl.learning import Model, SubModel
+from edgefl.learning import Learner, Model, SubModel, Workload
 from edgefl.learning.ordered import OrderedSGD, Teaching
 from edgefl.learning.work import Trained
 from edgefl.nodes import Faults, Message, Method, Node
@@ -85,15 +86,14 @@ def corner(model: Model, width: float) -> SubModel:
 
 def limits(node: Node) -> dict[int, float]:
     """p_k of every client."""
-    widths: Sequence[float] = node.config.widths
-    planned = {k: node.fleet.workload(k).width for k in node.fleet.ids("client")}
-    if None not in planned.values():
-        return {
-            k: max((p for p in widths if p <= (most or 0)), default=widths[0]) for k, most in planned.items()
-        }
-    fastest_first = sorted(planned, key=lambda k: (node.fleet.step_s(k), k))
+    P: Sequence[float] = node.config.widths
+    clients = node.fleet.ids("client")
+    planned = {k: p for k in clients if (p := node.fleet.workload(k).width) is not None}
+    if len(planned) == len(clients):
+        return planned
+    fastest_first = sorted(clients, key=lambda k: (node.fleet.step_s(k), k))
     n = len(fastest_first)
-    return {k: widths[-1 - i * len(widths) // n] for i, k in enumerate(fastest_first)}
+    return {k: P[-1 - i * len(P) // n] for i, k in enumerate(fastest_first)}
 
 
 class CornerMean:
@@ -154,16 +154,14 @@ async def client(node: Node) -> None:
     assert node.data is not None
     p_k = limits(node)[node.id]
     choices = [corner(node.model, p) for p in node.config.widths if p <= p_k]
-    limit, config = choices[-1], node.config
-    alpha, temperature = config.distillation_alpha, config.distillation_temperature
-    teaching = Teaching(alpha, temperature) if alpha else None
+    limit = choices[-1]
     while True:
         m = await node.receive(Corner)
         num_steps = node.workload.num_steps(len(node.data))
         drawn = node.rng("width", m.round).integers(len(choices), size=num_steps)
         work = OrderedSGD(
             Vector(limit.model.layout, m.values), node.data, m.round, node.workload, model=limit.model,
-            limit=limit, corners=tuple(choices[i] for i in drawn), teaching=teaching,
+            limit=limit, corners=tuple(choices[i] for i in drawn), teaching=teaching(node.config),
         )  # fmt: skip
         r: Trained | None = await unless_stopped(node, work, m.round)
         if r is not None:
@@ -171,11 +169,35 @@ async def client(node: Node) -> None:
             node.send(m.sender, TrainedCorner(m.round, values, len(node.data), r.num_steps, r.loss))
 
 
+def widths(config: FjORDConfig) -> tuple[float, ...]:
+    """P, checked."""
+    P = config.widths
+    if not P or list(P) != sorted(set(P)) or not 0 < P[0] <= P[-1] <= 1:
+        raise ConfigError("method.fjord.widths", P, "shares above 0 and up to 1, ascending, each once")
+    return P
+
+
+def costliest(config: FjORDConfig, learner: Learner, data: LocalData, workload: Workload) -> OrderedSGD:
+    """A round in which every step draws the limit, or where that teaches, the widest that it can teach."""
+    assert workload.width is not None
+    limit, alpha = corner(learner.model, workload.width), config.distillation_alpha
+    taught = [p for p in config.widths if p < workload.width] if alpha else []
+    drawn = corner(learner.model, taught[-1]) if taught else limit
+    return OrderedSGD(
+        limit.extract(learner.model.init()), data, 0, workload, model=limit.model, limit=limit,
+        corners=(drawn,) * workload.num_steps(len(data)), teaching=teaching(config),
+    )  # fmt: skip
+
+
+def teaching(config: FjORDConfig) -> Teaching | None:
+    """How the limit teaches; None: it does not."""
+    alpha = config.distillation_alpha
+    return Teaching(alpha, config.distillation_temperature) if alpha else None
+
+
 def prepare(plan: RunPlan) -> None:
     assert plan.learner is not None
-    widths = plan.config.widths
-    if not widths or list(widths) != sorted(set(widths)) or not 0 < widths[0] <= widths[-1] <= 1:
-        raise ConfigError("method.fjord.widths", widths, "shares above 0 and up to 1, ascending, each once")
+    widths(plan.config)
     if not plan.learner.model.narrowing.units:
         raise ConfigError("model.name", plan.learner.model.name, "fjord needs a model with hidden units")
     if plan.config.distillation_alpha and plan.learner.model.task == "regression":
@@ -200,5 +222,6 @@ METHOD = Method(
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(Corner, TrainedCorner)),
     stateless=("client",),
-    takes_width=True,
+    widths=widths,
+    narrow_training=costliest,
 )
