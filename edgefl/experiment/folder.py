@@ -25,17 +25,19 @@ Floats are written so that reading them gives the same bits back; an empty field
 from __future__ import annotations
 
 import csv
+import glob
 import io
 import json
 import math
 import os
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TextIO
+from typing import IO, Any, TextIO
 
 from edgefl.errors import ConfigError
 from edgefl.whole import replacing, write_whole
@@ -70,38 +72,47 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._room: IO[bytes] | None = None
 
     @classmethod
-    def create(cls, path: Path, experiment_toml: str, record: Mapping[str, Any]) -> RunFolder:
-        """Make the folder with its first two files, or nothing.
+    def create(
+        cls, path: Path, experiment_toml: str, record: Mapping[str, Any], *, room_bytes: int = 0
+    ) -> RunFolder:
+        """Make the folder with its first two files and room for more (see `hold_room`), or nothing.
 
         Raises ConfigError when it exists or cannot be written.
         """
         if _exists(path):
             raise ConfigError("--out", str(path), "it exists already; name another folder, or --resume it")
         draft = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+        folder = cls(draft)
+        _remove_drafts(path)
         try:
             draft.mkdir(parents=True)
-            folder = cls(draft)
             folder.write_text("experiment.toml", experiment_toml)
             folder.write_record(record)
+            folder.hold_room(room_bytes)
             os.rename(draft, path)
         except BaseException as error:
+            folder.use_room()
             shutil.rmtree(draft, ignore_errors=True)
             if not isinstance(error, OSError):
                 raise
             accepted = f"a folder that can be written ({error.strerror})"
             raise ConfigError("--out", str(path), accepted) from error
-        return cls(path)
+        folder.path = path
+        return folder
 
     @classmethod
-    def create_in(cls, parent: Path, name: str, experiment_toml: str, record: Mapping[str, Any]) -> RunFolder:
-        """Make a folder of this name, or with -2, -3, ... where it is taken."""
+    def create_in(
+        cls, parent: Path, name: str, experiment_toml: str, record: Mapping[str, Any], *, room_bytes: int = 0
+    ) -> RunFolder:
+        """Make a folder of this name, or with -2, -3, ... where it is taken; see `create`."""
         path, number = parent / name, 1
         while _exists(path):
             number += 1
             path = parent / f"{name}-{number}"
-        return cls.create(path, experiment_toml, record)
+        return cls.create(path, experiment_toml, record, room_bytes=room_bytes)
 
     @staticmethod
     def latest(parent: Path, name: str) -> Path:
@@ -125,6 +136,24 @@ class RunFolder:
             )
         return folder
 
+    def hold_room(self, num_bytes: int) -> None:
+        """Keep others from so much of the disk, for what a run leaves at its end, until `use_room`.
+
+        It is a file without a name: it goes with the process, however that one ends.
+        Raises OSError where there is not so much.
+        """
+        if num_bytes:
+            self._room = tempfile.TemporaryFile(dir=self.path)  # noqa: SIM115 (for as long as the run)
+            self._room.write(os.urandom(num_bytes))  # some file systems would store zeros as nothing
+            self._room.flush()
+
+    def use_room(self) -> None:
+        """Give free what `hold_room` holds."""
+        if self._room is not None:
+            room, self._room = self._room, None
+            with suppress(OSError):  # what had not been written
+                room.close()
+
     @property
     def record(self) -> dict[str, Any]:
         """What run.json says."""
@@ -135,15 +164,17 @@ class RunFolder:
         """Write run.json; what is no finite number becomes null."""
         self.write_text("run.json", _record_text(record))
 
-    def overwrite_record(self, record: Mapping[str, Any]) -> None:
-        """Write run.json over the old one, where a full disk has no room beside it.
+    def overwrite_record(self, record: Mapping[str, Any]) -> bool:
+        """Write run.json over the old one, where a full disk has no room beside it; whether it has been.
 
         Only into the blocks that the old one has, in one call: what does not fit there is left as it was.
         """
         content = _record_text(record).encode(errors="surrogateescape")
         with (self.path / "run.json").open("r+b", buffering=0) as file:
-            if len(content) <= os.fstat(file.fileno()).st_blocks * _BLOCK_BYTES:
+            fits = len(content) <= os.fstat(file.fileno()).st_blocks * _BLOCK_BYTES
+            if fits:
                 file.truncate(file.write(content))
+            return fits
 
     def write_text(self, name: str, text: str) -> None:
         write_whole(self.path / name, text)
@@ -175,55 +206,64 @@ def alone(path: Path, key: str) -> Iterator[None]:
 
     Raises ConfigError while another one is at work there. Where the system has no locks, nothing is held.
     """
-    if sys.platform == "win32":
+    with _locked(path, exclusive=True) as alone:
+        if alone is False:
+            raise ConfigError(key, str(path), "another process is at work in it; wait for its end, or end it")
         yield
-        return
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        if not _locked(handle):
-            time.sleep(_GLANCE_S)
-            if not _locked(handle):
-                accepted = "another process is at work in it; wait for its end, or end it"
-                raise ConfigError(key, str(path), accepted)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    """Take the lock, or find that another process has it; a file system without any gives it to all."""
-    import fcntl
-
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return True
-    return True
 
 
 def told(path: Path, record: Mapping[str, Any]) -> dict[str, Any]:
     """What run.json says; that a run goes on is believed only while a process may be at work in it."""
-    if record.get("status") == "running" and _deserted(path):
-        return {**record, "status": "interrupted", "reason": "its process ended without a word"}
-    return dict(record)
+    if record.get("status") != "running":
+        return dict(record)
+    with _locked(path, exclusive=False) as deserted:
+        if not deserted:
+            return dict(record)
+    return {**record, "status": "interrupted", "reason": "its process ended without a word"}
 
 
-def _deserted(path: Path) -> bool:
-    """Whether nobody is at work in a folder; never known where the system has no locks."""
+@contextmanager
+def _locked(path: Path, *, exclusive: bool) -> Iterator[bool | None]:
+    """Inside, a folder's lock is held: True; or another process holds it: False; or there is none: None.
+
+    exclusive: to work there; else to look whether somebody does, and many may look at once.
+    """
     if sys.platform == "win32":
-        return False
+        yield None
+        return
     import fcntl
 
     handle = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError:
-        return False
+        yield _lock(handle, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
     finally:
         os.close(handle)
-    return True
+
+
+def _lock(handle: int, kind: int) -> bool | None:
+    """Take a lock; who finds it held tries once more, since a look from elsewhere takes but a moment."""
+    import fcntl
+
+    for last in (False, True):
+        try:
+            fcntl.flock(handle, kind | fcntl.LOCK_NB)
+            return True
+        except BlockingIOError:
+            if not last:
+                time.sleep(_GLANCE_S)
+        except OSError:  # a file system without locks
+            return None
+    return False
+
+
+def _remove_drafts(path: Path) -> None:
+    """Remove what processes that were killed in this very moment have left of a folder to come."""
+    import psutil
+
+    for draft in path.parent.glob(f".{glob.escape(path.name)}.*.tmp"):
+        process = draft.name.split(".")[-2]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            shutil.rmtree(draft, ignore_errors=True)
 
 
 def _record_text(record: Mapping[str, Any]) -> str:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import hashlib
 import subprocess
 import sys
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 from edgefl.devices.energy import open_meter
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, RunError
 from edgefl.experiment import orphans, runner
 from edgefl.experiment.build import Built, build
 from edgefl.experiment.config import load_experiment
 from edgefl.experiment.energy import sampled
 from edgefl.experiment.hosts import Hosts
 from edgefl.experiment.observer import RunObserver
+from edgefl.experiment.pool import ending
 from edgefl.experiment.progress import Progress
 from edgefl.experiment.threads import one_thread
 from edgefl.runtimes.grpc import local as grpc
@@ -59,19 +62,28 @@ def run_processes(folder: Path, built: Built, observer: RunObserver, hosts: Host
     fleet = FleetFile(folder.name, Path("experiment.toml"), addresses, alone, lab=hosts is not None)
     file = folder / "fleet.toml"
     write_whole(file, fleet.to_toml())
+    processes: dict[int, subprocess.Popen[bytes]] = {}
     with ExitStack() as stack:
         for i in range(1, n):
             log = stack.enter_context((folder / f"node-{i}.log").open("wb"))
             command = [sys.executable, "-m", "edgefl.cli", "node", "--fleet", str(file), "--id", str(i)]
             if hosts is not None:
                 command = hosts.command(i, command)
-            process = subprocess.Popen(
+            processes[i] = subprocess.Popen(
                 command, stdin=subprocess.PIPE, stdout=log, stderr=log, env=orphans.environment()
             )
-            stack.callback(_end, process)
+            stack.callback(_end, processes[i])
         if hosts is not None:
             stack.enter_context(hosts.entered())
-        return _run_place(fleet.place(0), built, observer, Limits())
+        outcome = None
+        try:
+            check = partial(_refuse_dead, processes, folder)
+            outcome = _run_place(fleet.place(0), built, observer, Limits(), check_others=check)
+        finally:
+            if outcome is None or outcome.reason == INTERRUPTED:
+                for process in processes.values():
+                    _let_go(process)  # also of those that cannot be told: they have not connected yet
+        return outcome
 
 
 def run_node(
@@ -134,6 +146,7 @@ def _run_place(
     limits: Limits,
     state: StateFolder | None = None,
     listen: str | None = None,
+    check_others: Callable[[], None] | None = None,
 ) -> Outcome:
     return grpc.run_place(
         built.plan,
@@ -146,12 +159,30 @@ def _run_place(
         state=state,
         listen=listen,
         probes=built.experiment.network.probe,
+        check_others=check_others,
     )
 
 
 def _digest(built: Built) -> str:
     """What processes compare to know that they run the same experiment."""
     return hashlib.sha256(built.experiment.to_toml().encode()).hexdigest()
+
+
+def _refuse_dead(processes: Mapping[int, subprocess.Popen[bytes]], folder: Path) -> None:
+    """Raises RunError for a node's process that has ended before the run has begun: it will never connect."""
+    for node, process in processes.items():
+        code = process.poll()
+        if code is not None:
+            raise RunError(
+                f"the process of node {node} {ending(code)} before the run began: "
+                f"{folder / f'node-{node}.log'} has what it said"
+            )
+
+
+def _let_go(process: subprocess.Popen[bytes]) -> None:
+    """Close its standard input: to it, this process has ended, and it ends too."""
+    assert process.stdin is not None
+    process.stdin.close()
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -163,5 +194,4 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     finally:
         process.kill()  # nothing, to one that has ended
         process.wait()
-        assert process.stdin is not None
-        process.stdin.close()
+        _let_go(process)

@@ -21,6 +21,14 @@ Event = tuple["Worker", dict[str, Any] | None]
 """A line that a worker wrote; None: its process is over."""
 
 
+def ending(code: int) -> str:
+    """How a process ended, by its return code: "ended with exit code 1", "was ended by SIGTERM"."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    name = signal.Signals(-code).name
+    return f"was ended by {name}{' (out of memory?)' if name == 'SIGKILL' else ''}"
+
+
 class Worker:
     """One process of `edgefl.experiment.worker`, with one torch thread and one worker.
 
@@ -61,11 +69,7 @@ class Worker:
         code = self._process.wait()
         lines = self._log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
         said = f": {lines[-1]}" if lines else ""
-        if code >= 0:
-            return f"its process ended with exit code {code}{said}"
-        name = signal.Signals(-code).name
-        guess = " (out of memory?)" if name == "SIGKILL" else ""
-        return f"its process was ended by {name}{guess}{said}"
+        return f"its process {ending(code)}{said}"
 
     def interrupt(self) -> None:
         """Ask it to leave its run in a state that can go on."""

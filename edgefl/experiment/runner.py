@@ -32,10 +32,16 @@ RUNTIMES = ("virtual", "local")
 RUNS = Path("runs")
 PREFIX_TABLES = ("metrics", "curve", "evaluations")
 """Tables that an interrupted run leaves, and that its repetition must begin with."""
+TABLES_BYTES = 512 * 1024
+"""Room for the summary, the nodes, the curve and other small tables of a run on the wall clock."""
 
 
 Execute = Callable[[RunObserver], Outcome]
 """Runs a plan to its end."""
+
+
+class _Incomplete(RunError):
+    """A run has ended, and its folder holds what there was room for."""
 
 
 @dataclass(frozen=True)
@@ -81,10 +87,12 @@ def run_experiment(
         hosts = None if housing is None else stack.enter_context(housing(built.plan.network))
         if hosts is not None:
             record["network"]["lab"] = dict(hosts.about)
+        room_bytes = 0 if runtime == "virtual" else _room_bytes(built)
         if out is not None:
-            folder = RunFolder.create(Path(out), text, record)
+            folder = RunFolder.create(Path(out), text, record, room_bytes=room_bytes)
         else:
-            folder = RunFolder.create_in(RUNS, _folder_name(built.experiment), text, record)
+            name = _folder_name(built.experiment)
+            folder = RunFolder.create_in(RUNS, name, text, record, room_bytes=room_bytes)
         stack.enter_context(alone(folder.path, "--out"))
         execute = _execute(folder, built, runtime, processes, profiled, hosts)
         return _run_in(folder, built, record, progress, keep_events, execute, predict=predict)
@@ -110,13 +118,14 @@ def lead(
         record = folder.record
         record |= {"status": "running", "reason": None, "error": None, "ended": None}
         folder.write_record(record)
+        folder.hold_room(_room_bytes(built))
     else:
-        record = _new_record(built, "fleet")
+        record, room_bytes = _new_record(built, "fleet"), _room_bytes(built)
         text = built.experiment.to_toml()
         if out is not None:
-            folder = RunFolder.create(out, text, record)
+            folder = RunFolder.create(out, text, record, room_bytes=room_bytes)
         else:
-            folder = RunFolder.create_in(RUNS, place.run_id, text, record)
+            folder = RunFolder.create_in(RUNS, place.run_id, text, record, room_bytes=room_bytes)
     with alone(folder.path, "--out"):
         away = not place.on_loopback
         return _run_in(folder, built, record, progress, True, execute, place.hosted, own_devices=away)
@@ -143,10 +152,16 @@ def _go_on(folder: Path, progress: Progress | None, keep_events: bool) -> RunRes
     if runtime != "virtual":
         raise ConfigError("--resume", str(folder), f"a virtual run; this one's run.json says {runtime!r}")
     built = build(load_experiment(run_folder.path / "experiment.toml"))
-    record |= {"status": "running", "reason": None, "error": None, "ended": None, "versions": versions()}
+    record |= dict.fromkeys(("reason", "error", "ended", "summary"))
+    record |= {"status": "running", "versions": versions()}
     run_folder.write_record(record)
     execute = _execute(run_folder, built, "virtual", False, False)
     return _run_in(run_folder, built, record, progress, keep_events, execute)
+
+
+def _room_bytes(built: Built) -> int:
+    """What to keep free for the results of a run that cannot be repeated: the model, and small tables."""
+    return TABLES_BYTES + built.learner.model.init().nbytes
 
 
 def _refuse_endless(built: Built) -> None:
@@ -184,17 +199,23 @@ def _run_in(
         if is_virtual:
             _check_prefix(folder, observer)
         summary = summarise(built, observer, outcome, record["runtime"], folder.path, report.wall_s)
-        write_results(folder, built, observer, outcome)
+        folder.use_room()
+        unwritten = write_results(folder, built, observer, outcome)
         if predict and not is_virtual and outcome.reason != INTERRUPTED:
             same = own_devices or built.experiment.execution.emulate
             summary["predicted"], rows = beside(
                 built, outcome, observer.paces, observer.measured_j, same_devices=same
             )
-            folder.write_table("predicted", rows)
+            with unwritten.tried():
+                folder.write_table("predicted", rows)
         if observer.links:
             record["links"] = dict(sorted(observer.links.items()))
         if outcome.reason == INTERRUPTED:
             status = summary["status"] = INTERRUPTED
+        if unwritten.errors:
+            status = "failed"
+            _write_last(folder, _ended(record, status, str(unwritten), summary))
+            raise _Incomplete(f"{folder.path}: {unwritten}; the rest is there{_goes_on(is_virtual)}")
         folder.write_record(_ended(record, status, outcome.reason, summary))
     except KeyboardInterrupt as error:
         status = INTERRUPTED
@@ -202,11 +223,13 @@ def _run_in(
         if is_virtual:
             error.add_note(f"edgefl run --resume {folder.path} goes on")
         raise
+    except _Incomplete:
+        raise
     except OSError as error:
         status = "failed"
         _leave(folder, record, status, f"the folder cannot be written: {error.strerror}", observer, error)
-        goes_on = "; --resume it later" if is_virtual else ""
-        raise RunError(f"{folder.path} cannot be written ({error.strerror}){goes_on}") from error
+        problem = f"{folder.path} cannot be written ({error.strerror}){_goes_on(is_virtual)}"
+        raise RunError(problem) from error
     except Exception as error:
         status = "failed"
         _leave(folder, record, status, str(error), observer, error)
@@ -277,6 +300,7 @@ def _leave(
 ) -> None:
     """Write what there is of a run that did not end well; a full disk takes the status alone."""
     shown = None if error is None else "".join(traceback.format_exception(error))
+    folder.use_room()
     try:
         folder.write_record(_ended(record | {"error": shown}, status, reason, None))
     except OSError:
@@ -286,6 +310,19 @@ def _leave(
     with suppress(OSError):
         for name in (*PREFIX_TABLES, "events") if observer is not None else ():
             folder.write_table(name, getattr(observer, name))
+
+
+def _write_last(folder: RunFolder, record: dict[str, Any]) -> None:
+    """Write run.json as far as a full disk lets: beside the old one, over it, or without the summary."""
+    try:
+        folder.write_record(record)
+    except OSError:
+        with suppress(OSError):
+            folder.overwrite_record(record) or folder.overwrite_record(record | {"summary": None})
+
+
+def _goes_on(is_virtual: bool) -> str:
+    return "; --resume it later" if is_virtual else ""
 
 
 def _ended(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,17 +71,49 @@ def summarise(
     }
 
 
-def write_results(folder: RunFolder, built: Built, observer: RunObserver, outcome: Outcome) -> None:
-    """Write the tables and the model of a run that has ended."""
-    for name in ("metrics", "curve", "evaluations", "spans", "events"):
-        folder.write_table(name, getattr(observer, name))
-    folder.write_table("nodes", _node_rows(built, observer, outcome))
-    table = outcome.traffic.table
-    folder.write_table("traffic", ((*key, *table[key]) for key in sorted(table)))
-    folder.write_table("partition", _partition_rows(built))
-    model = observer.joint_model()
+def write_results(folder: RunFolder, built: Built, observer: RunObserver, outcome: Outcome) -> Unwritten:
+    """Write the model and the tables of a run that has ended: first what says most in the least room.
+
+    What cannot be written, as on a full disk, is left out and returned; all else is there.
+    """
+    traffic = outcome.traffic.table
+    tables: tuple[tuple[str, Iterable[Sequence[Any]]], ...] = (
+        ("nodes", _node_rows(built, observer, outcome)),
+        ("curve", observer.curve),
+        ("traffic", ((*key, *traffic[key]) for key in sorted(traffic))),
+        ("partition", _partition_rows(built)),
+        ("evaluations", observer.evaluations),
+        ("events", observer.events),
+        ("metrics", observer.metrics),
+        ("spans", observer.spans),
+    )
+    model, unwritten = observer.joint_model(), Unwritten()
     if model is not None:
-        folder.write_bytes("model.safetensors", save(model.named()))
+        with unwritten.tried():
+            folder.write_bytes("model.safetensors", save(model.named()))
+    for name, rows in tables:
+        with unwritten.tried():
+            folder.write_table(name, rows)
+    return unwritten
+
+
+class Unwritten:
+    """The files of a run that found no room, and why."""
+
+    def __init__(self) -> None:
+        self.errors: list[OSError] = []
+
+    @contextmanager
+    def tried(self) -> Iterator[None]:
+        """Inside, a file is written; where it cannot be, the block ends and the next one is tried."""
+        try:
+            yield
+        except OSError as error:
+            self.errors.append(error)
+
+    def __str__(self) -> str:
+        names = ", ".join(Path(str(error.filename)).name for error in self.errors)
+        return f"{names} cannot be written ({self.errors[0].strerror})"
 
 
 def _node_rows(built: Built, observer: RunObserver, outcome: Outcome) -> Iterator[tuple[Any, ...]]:

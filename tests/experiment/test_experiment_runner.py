@@ -353,3 +353,12 @@ def test_quickstart_smokes(tmp_path: Path) -> None:
     summary = run_experiment(load_experiment(quickstart, smoke=True), out=tmp_path / "run").summary
     assert (summary["nodes"], summary["time_s"]) == (25, 5.0)
     assert summary["final_accuracy"] > 0.85
+
+
+def test_what_a_killed_process_left_of_a_folder_to_come_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / ".run.999999999.tmp"
+    left.mkdir()
+    folder_module.RunFolder.create(tmp_path / "other", "", {})
+    assert left.exists()
+    folder_module.RunFolder.create(tmp_path / "run", "", {})
+    assert {path.name for path in tmp_path.iterdir()} == {"other", "run"}

@@ -67,11 +67,13 @@ def run_place(
     state: StateFolder | None = None,
     listen: str | None = None,
     probes: bool = False,
+    check_others: Callable[[], None] | None = None,
 ) -> Outcome:
     """Run the nodes of one place; at the lead the outcome is the whole run's.
 
     state: where the place's one node keeps what it needs to go on after a crash. listen: where this process
-    serves, when not at its address. probes: a process that joins measures its way to the lead.
+    serves, when not at its address. probes: a process that joins measures its way to the lead. check_others:
+    called now and then until all have connected; raises where one of them never will.
     """
 
     async def run_one() -> Outcome:
@@ -80,7 +82,7 @@ def run_place(
             start = partial(ReturningRuntime, state=state)
         runtime = start(
             plan, observer, executor, place, digest=digest, emulate=emulate, limits=limits, listen=listen,
-            probes=probes,
+            probes=probes, check_others=check_others,
         )  # fmt: skip
         with _interruptible([runtime.leave]):
             return await runtime.run()

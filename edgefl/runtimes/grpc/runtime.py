@@ -34,6 +34,7 @@ from edgefl.runtimes.outcome import INTERRUPTED, Outcome
 
 log = logging.getLogger("edgefl.grpc")
 _SILENCE_S = 10.0  # a wait of this length is said aloud
+_CHECK_S = 0.2  # between two looks at whether the others can still come
 LEAD = 0
 """The process that keeps the run's records."""
 
@@ -77,7 +78,8 @@ class GrpcRuntime(Interpreter):
     planned uplink and held back for the planned latency of the pair.
     pool: the worker thread that trains; shared by runtimes of one Python process. listen: where the process
     serves, when not at its address. probes: a process that joins for the first time measures its way to the
-    lead, once and briefly. life: of its nodes; keeps: whether the others keep what they have sent
+    lead, once and briefly. check_others: called now and then until all have connected; raises where one of
+    them never will. life: of its nodes; keeps: whether the others keep what they have sent
     here until it is covered.
     """
 
@@ -94,6 +96,7 @@ class GrpcRuntime(Interpreter):
         pool: ThreadPoolExecutor | None = None,
         listen: str | None = None,
         probes: bool = False,
+        check_others: Callable[[], None] | None = None,
         life: int = 0,
         keeps: bool = False,
     ) -> None:
@@ -114,6 +117,7 @@ class GrpcRuntime(Interpreter):
         self._moved_s = 0.0
         self._life, self._returns = life, keeps
         self._probes = probes and place.index != LEAD and life == 0 and not place.on_loopback
+        self._check_others = check_others or _nothing
         self._elapsed_s = 0.0
         self._leaving = False
         here = place.hosted[0]
@@ -226,7 +230,9 @@ class GrpcRuntime(Interpreter):
         start = asyncio.create_task(self._transport.start())
         over = asyncio.create_task(self._over.wait())
         try:
-            await asyncio.wait({start, over}, return_when=asyncio.FIRST_COMPLETED)
+            while not start.done() and not over.done():
+                self._check_others()
+                await asyncio.wait({start, over}, timeout=_CHECK_S, return_when=asyncio.FIRST_COMPLETED)
             if start.done():
                 start.result()
             return not self._over.is_set()
