@@ -34,8 +34,8 @@ JOINT = -1
 """Stands for a node where one model is evaluated that is no single node's."""
 
 _STATE = (
-    "_models", "_steps", "_parts", "paces", "_seen", "_num_marked", "_marked", "_fresh", "time_to_target_s",
-    "evaluations", "costs", "metrics", "spans", "events", "num_spans_left_out",
+    "_models", "_steps", "_parts", "_part_steps", "paces", "_seen", "_num_marked", "_marked", "_fresh",
+    "time_to_target_s", "evaluations", "costs", "metrics", "spans", "events", "num_spans_left_out",
 )  # fmt: skip
 
 
@@ -72,6 +72,8 @@ class RunObserver:
         self._models: dict[int, Vector] = {i: initial for i in self.hosted if i in ends}
         self._steps: dict[int, int] = dict.fromkeys(self._models, 0)
         self._parts: dict[str, Vector] = {}
+        """The newest parts of one model, by name; the newest last."""
+        self._part_steps: dict[str, int] = {}
         self._seen: dict[int, tuple[Vector, Evaluation]] = {}
         self.paces: dict[int, tuple[float, int]] = {}
         """When each node reached the last step that it published, and which."""
@@ -105,7 +107,7 @@ class RunObserver:
     def published(self, node: int, time_s: float, step: int, parameters: Vector, part: str | None) -> bool:
         """A program published. Returns True to stop the run."""
         if part is not None:
-            self._parts[part] = parameters
+            self._take_part(part, step, parameters)
         elif node not in self._models:
             return False
         self._fresh = True
@@ -113,15 +115,33 @@ class RunObserver:
         reached(self.paces, node, time_s, step)
         self._report(time_s, step)
         every = self._every_rounds
-        if every is None or step % every or step <= self._marked.get(node, 0):
+        source = node if part is None else JOINT
+        if every is None or step % every or step <= self._marked.get(source, 0):
             return False
+        if part is not None and self._step < step:
+            return False  # other parts of the model are not so far
         # With models of their own, nodes reach a round at different times: a row per as many as there are.
-        self._marked[node] = step
+        self._marked[source] = step
         self._num_marked += 1
-        if self._num_marked < len(self._parts or self._models):
+        if part is None and self._num_marked < len(self._models):
             return False
         self._num_marked = 0
         return self._evaluate(time_s)
+
+    def _take_part(self, name: str, step: int, parameters: Vector) -> None:
+        """A part of the model takes the place of all that it covers: parts may be cut anew."""
+        self._parts.pop(name, None)
+        self._parts[name], self._part_steps[name] = parameters, step
+        newest = {tensor: part for part, vector in self._parts.items() for tensor in vector.named()}
+        self._parts = {part: self._parts[part] for part in self._parts if part in set(newest.values())}
+        self._part_steps = {part: self._part_steps[part] for part in self._parts}
+
+    @property
+    def _step(self) -> int:
+        """The step of the models together: of a model in parts, that of its oldest."""
+        if self._part_steps:
+            return min(self._part_steps.values())
+        return _floor_mean(list(self._steps.values()))
 
     def tick(self, time_s: float) -> bool:
         """`every_s` has passed; time_s is a multiple of it. Returns True to stop the run."""
@@ -155,7 +175,7 @@ class RunObserver:
         self._forget(time_s)
         found = self._measured(self._candidates())
         self._fresh = False
-        step = _floor_mean(list(self._steps.values()))
+        step = self._step
         for node, evaluation in found.items():
             own = step if node == JOINT else self._steps[node]
             self.evaluations.append((time_s, node, own, self._value(evaluation), evaluation.loss))
@@ -248,11 +268,13 @@ class RunObserver:
     def final(self, outcome: Outcome) -> None:
         """Evaluate the end of the run, with what other processes' nodes published last."""
         ends = _publishers(self._built.plan)
-        for node, (time_s, step, parameters) in sorted(outcome.last_models.items()):
+        newest_last = sorted(outcome.last_models.items(), key=lambda item: (item[1][1], item[0]))
+        for node, (time_s, step, parameters) in newest_last:
             if node in ends:
                 reached(self.paces, node, time_s, step)
                 self._models[node], self._steps[node], self._fresh = parameters, step, True
-                self._parts[f"of node {node}"] = parameters
+                if self._built.plan.method.evaluates == "parts":
+                    self._take_part(f"of node {node}", step, parameters)
         self._models = dict(sorted(self._models.items()))
         whole, self._alone, self._source = self._alone, True, JOINT
         self.hosted = tuple(range(len(self._built.plan.nodes)))

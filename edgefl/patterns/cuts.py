@@ -53,6 +53,18 @@ class OneCutConfig(CutConfig):
     """Blocks at the front, on the client."""
 
 
+class PlannedCutsConfig(CutConfig):
+    """A planner finds a cut for each client, and its shares of the link and of the server."""
+
+    reserve: bool = True
+    """Whether each device's share of the link and of the server is kept for it. If not, who has something to
+    send or to compute shares them with whoever else has: rounds are shorter than planned, mostly."""
+
+    def kept(self, rate_bytes_per_s: float, share: float) -> tuple[float | None, float | None]:
+        """What is kept for a client of the link and of the server; None: nothing is."""
+        return (rate_bytes_per_s, share) if self.reserve else (None, None)
+
+
 @dataclass(frozen=True)
 class Across(Message):
     """What crosses a cut for one batch. values: a tensor of this shape, packed.

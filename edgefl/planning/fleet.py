@@ -13,7 +13,7 @@ from edgefl.nodes import MethodConfig, Node
 from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters.crossing import Packing
-from edgefl.planning.dapple import NoPlan, Planned, plan_pipeline, with_policy
+from edgefl.planning.dapple import NoPlan, Planned, fits, plan_pipeline, with_policy
 from edgefl.planning.model_costs import ModelCosts, links_of
 from edgefl.planning.pipeline import PipelinePlan, Policy, Stage, simulated
 from edgefl.planning.split import refuse_clipping
@@ -34,6 +34,10 @@ class PipelineConfig(MethodConfig):
     recompute: bool = False
     """Whether a stage keeps of an open micro-batch its input alone, and makes the forward pass again when the
     gradient has come: less memory, more work. GPipe's paper does so."""
+    copy_every: int | None = Field(default=None, ge=1)
+    """Steps between copies of each stage that one device alone holds, with its optimiser's state, at a
+    neighbour: when the device is lost, all go back to the last copy, on a new plan for those who are left.
+    Not given: none are made, and a run that has lost such a device waits for it."""
     cut_bits: Literal[32, 8] = 32
     """Bits per value between stages; the relative error of 8 is recorded as cut_error."""
 
@@ -61,22 +65,65 @@ def plan_fleet(
     return view.once(key, lambda: _planned(view, learner, config, policies))
 
 
+def plan_for_living(node: Node, policies: Sequence[Policy], living: Sequence[int]) -> PipelinePlan | None:
+    """The plan for those of the fleet that live, ascending; None where their memory allows none.
+
+    As long as each stage of the fleet's plan has a device left, with room for the rows of the lost ones, its
+    stages stay; else they are planned anew, whatever stages the settings give.
+    """
+    view, learner, config = node.fleet, node.learner, node.config
+    home = plan_fleet(view, learner, config, policies).plan
+    if set(home.members) <= set(living):
+        return home
+
+    def found() -> PipelinePlan | None:
+        costs = ModelCosts.of(view, learner, config)
+        left = home.without([d for d in home.members if d not in living])
+        if left is not None and fits(left, costs):
+            return _with_best_policy(view, left, costs, config, policies).plan
+        try:
+            return _planned(view, learner, config, policies, living).plan
+        except NoPlan:
+            return None
+
+    return view.once(("pipeline of", tuple(living), config, tuple(policies)), found)
+
+
 def _planned(
-    view: FleetView, learner: Learner, config: PipelineConfig, policies: Sequence[Policy]
+    view: FleetView,
+    learner: Learner,
+    config: PipelineConfig,
+    policies: Sequence[Policy],
+    living: Sequence[int] | None = None,
 ) -> Planned:
+    """living: those to plan for, whatever stages are given; None: all."""
     ids = view.ids()
     costs = ModelCosts.of(view, learner, config)
-    links = links_of(view, view.link_model)
     batch, num_micro = view.workload(ids[0]).batch_size, config.micro_batches
-    if config.policy is not None and "gpipe" not in policies:
-        policies = (config.policy,)
-    if config.stages is None:
-        balanced = config.plan == "balanced"
-        return plan_pipeline(costs, links, ids, batch, num_micro, policies, balanced=balanced)
-    shape = PipelinePlan(_given(config.stages, ids, costs), batch, num_micro, policies[0], ())
-    plans = [with_policy(shape, costs, policy) for policy in policies]
+    if config.stages is not None and living is None:
+        shape = PipelinePlan(_given(config.stages, ids, costs), batch, num_micro, policies[0], ())
+        return _with_best_policy(view, shape, costs, config, policies)
+    links, balanced = links_of(view, view.link_model), config.plan == "balanced"
+    allowed = _allowed(config, policies)
+    return plan_pipeline(costs, links, living or ids, batch, num_micro, allowed, balanced=balanced)
+
+
+def _with_best_policy(
+    view: FleetView,
+    shape: PipelinePlan,
+    costs: ModelCosts,
+    config: PipelineConfig,
+    policies: Sequence[Policy],
+) -> Planned:
+    """These stages with the policy that takes least."""
+    links = links_of(view, view.link_model)
+    plans = [with_policy(shape, costs, policy) for policy in _allowed(config, policies)]
     timed = [Planned(plan, simulated(plan, costs, links).makespan_s) for plan in plans]
     return min(timed, key=lambda planned: planned.step_s)
+
+
+def _allowed(config: PipelineConfig, policies: Sequence[Policy]) -> Sequence[Policy]:
+    return policies if config.policy is None or "gpipe" in policies else (config.policy,)
 
 
 def _given(stages: tuple[tuple[int, int], ...], ids: Sequence[int], costs: ModelCosts) -> tuple[Stage, ...]:

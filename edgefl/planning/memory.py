@@ -70,6 +70,13 @@ def needs_of_stages(plan: RunPlan) -> Needs:
         for device, (a, b) in zip(stage.devices, stage.rows(size), strict=True):
             fixed = costs.fixed_bytes(stage.first, stage.last, b - a)
             needs[device] = int(fixed + open_ones * costs.kept_bytes(stage.first, stage.last, b - a))
+    if plan.config.copy_every is not None:
+        for stage in found.stages:
+            version = int(costs.version_bytes(stage.first, stage.last))
+            for device in stage.devices:
+                needs[device] += version  # the one that all may have to go back to
+                if (keeper := found.keepers.get(device)) is not None:
+                    needs[keeper] += 3 * version  # two copies, and one that is on its way
     return needs
 
 

@@ -76,9 +76,12 @@ class ModelCosts:
     def parameter_bytes(self, first: int, last: int) -> float:
         return self._model.stage(first, last).counts.parameter_bytes
 
+    def version_bytes(self, first: int, last: int) -> float:
+        """A stage's parameters with the optimiser's state."""
+        return (1 + self._learner.optimizer.state_sizes.count(None)) * self.parameter_bytes(first, last)
+
     def fixed_bytes(self, first: int, last: int, rows: int) -> float:
-        states = self._learner.optimizer.state_sizes.count(None)
-        fixed = (4 + 2 * states) * self.parameter_bytes(first, last)
+        fixed = 2 * self.parameter_bytes(first, last) + 2 * self.version_bytes(first, last)
         return fixed + (self._saved_bytes(first, last, rows) if self._recompute else 0)
 
     def kept_bytes(self, first: int, last: int, rows: int) -> float:

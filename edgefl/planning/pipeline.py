@@ -8,8 +8,8 @@ micro-batch a replica takes. The schedule of each device is fixed in advance.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, Protocol
 
@@ -84,6 +84,29 @@ class PipelinePlan:
             if device in stage.devices:
                 return s, stage.devices.index(device)
         return None
+
+    @cached_property
+    def keepers(self) -> dict[int, int]:
+        """Who can keep a copy of a stage that one device alone holds, by that device: the first device of the
+        next stage, for the last stage of the one before. None for a single stage."""
+        found = {}
+        for s, stage in enumerate(self.stages):
+            beside = self.stages[s + 1 : s + 2] or self.stages[s - 1 : s]
+            if len(stage.devices) == 1 and beside:
+                found[stage.devices[0]] = beside[0].devices[0]
+        return found
+
+    def without(self, lost: Collection[int]) -> PipelinePlan | None:
+        """The stages with the devices that are left of each; None where one has none left. The warm-up depths
+        are still those of all."""
+        stages = []
+        for stage in self.stages:
+            left = [(d, w) for d, w in zip(stage.devices, stage.shares, strict=True) if d not in lost]
+            if not left:
+                return None
+            devices, shares = zip(*left, strict=True)
+            stages.append(replace(stage, devices=devices, shares=shares))
+        return replace(self, stages=tuple(stages))
 
     def micro_bounds(self, batch: int) -> tuple[tuple[int, int], ...]:
         """Where each micro-batch of a batch of so many rows begins and ends."""

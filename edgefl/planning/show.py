@@ -37,6 +37,12 @@ def _pipeline(plan: RunPlan, view: FleetView) -> list[str]:
             f"stage {s}: blocks {stage.first} to {stage.last - 1}, {found.plan.warmup[s]} micro-batches ahead"
         )
         lines += [f"  {plan.name(d)}: bubble {run.bubble(d):.0%}" for d in stage.devices]
+    if plan.config.copy_every is not None:
+        alone = [stage for stage in found.plan.stages if stage.devices[0] in found.plan.keepers]
+        size = sum(costs.version_bytes(stage.first, stage.last) for stage in alone)
+        lines.append(
+            f"copies of stages of one device: {size / 1e3:.4g} kB every {plan.config.copy_every} steps"
+        )
     spare = [plan.name(i) for i in view.ids() if found.plan.place(i) is None]
     return lines + ([f"without a stage: {', '.join(spare)}"] if spare else [])
 

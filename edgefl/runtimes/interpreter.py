@@ -279,7 +279,19 @@ class Interpreter(Tasks):
             if state.alive and state.id != node and node not in state.known_dead:
                 state.known_dead.add(node)
                 state.inbox.forget(Back, node)
-                self.deliver(state.id, Gone().stamped(node, 0))
+                self._tell_gone(state, Gone().stamped(node, 0))
+
+    def _tell_gone(self, state: NodeState, gone: Gone) -> None:
+        """Wake all tasks that wait for word of this node by name; else as any message."""
+        waiting = [
+            (task, task.token)
+            for task, receives in state.waiting.items()
+            if any(Gone in p.kinds and p.senders is not None and gone.sender in p.senders for p in receives)
+        ]
+        if not waiting:
+            self.deliver(state.id, gone)
+        for task, token in waiting:
+            self.wake(task, token, gone)
 
     def peer_back(self, node: int, life: int) -> None:
         """The hosted nodes hear that a node has returned."""

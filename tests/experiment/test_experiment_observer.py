@@ -60,6 +60,33 @@ def test_every_so_many_rounds_of_each_node(tmp_path: Path) -> None:
     assert [row[1] for row in observer.evaluations if row[0] == 2.3] == [0, 1, 2, 3]
 
 
+def test_parts_of_a_model_that_are_cut_anew(tmp_path: Path) -> None:
+    """A row when the last part has reached a step, and once for each; the newest part counts for a block."""
+    run = built(tmp_path, "dapple")
+    observer = RunObserver(run)
+    observer.begin(Traffic())
+    model, last = run.learner.model, len(run.learner.model.blocks)
+
+    def publishes(time_s: float, step: int, first: int, end: int) -> None:
+        part = model.cut(model.init() * (1.0 + time_s), first, end)
+        observer.published(first, time_s, step, part, f"{first}:{end}")
+
+    for step in (0, 1, 2):
+        publishes(step, step, 0, 1)
+        publishes(step + 0.5, step, 1, last)
+    publishes(3.0, 2, 0, last)  # one device for all, that goes on after step 2
+    publishes(4.0, 3, 0, last)
+    publishes(5.0, 3, 0, 1)  # and two again
+    publishes(5.5, 3, 1, last)
+    publishes(6.0, 4, 0, 1)
+    publishes(6.5, 4, 1, last)
+    assert [(row[0], row[1]) for row in observer.curve] == [(0.0, 0), (1.5, 1), (2.5, 2), (4.0, 3), (6.5, 4)]
+    joint = observer.joint_model()
+    assert joint is not None
+    expected = model.join(model.cut(model.init() * 7.0, 0, 1), model.cut(model.init() * 7.5, 1, last))
+    assert joint.equal(expected)
+
+
 def test_the_mean_model_is_what_is_evaluated_and_kept(tmp_path: Path) -> None:
     run = built(tmp_path, "ring-allreduce")
     observer = RunObserver(run)

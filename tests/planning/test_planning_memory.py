@@ -73,3 +73,14 @@ def test_a_stage_needs_its_versions_and_its_open_micro_batches(method):
     assert found[0] == 4 * 4 * FRONT + open_ones[0] * 2 * saved[0]
     assert found[1] == 4 * 4 * REAR + open_ones[1] * 2 * saved[1]
     assert found[2] == 0
+
+
+def test_copies_of_stages_cost_their_keepers_three_versions_and_everybody_one_more():
+    settings = {"stages": ((1, 1), (3, 1)), "micro_batches": 2, "model": MODEL}
+    plain, kept = (
+        small_plan("gpipe", 3, train={"batch_size": 8, "momentum": 0.9}, copy_every=every, **settings)
+        for every in (None, 5)
+    )
+    before, after = plain.method.memory(plain), kept.method.memory(kept)
+    more = [after[i] - before[i] for i in range(3)]
+    assert more == [2 * 4 * (FRONT + 3 * REAR), 2 * 4 * (REAR + 3 * FRONT), 0]

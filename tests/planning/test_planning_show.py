@@ -25,5 +25,12 @@ def test_stages_and_bubbles(method):
     assert lines[-1] == "without a stage: peer 2 (toy)"
 
 
+def test_what_copies_of_stages_cost():
+    settings = {"model": MODEL, "train": {"batch_size": 16, "momentum": 0.9}, "copy_every": 5}
+    plan = small_plan("dapple", 3, stages=((2, 1), (4, 2)), **settings)
+    first = plan.learner.model.stage(0, 2).counts.parameter_bytes
+    assert f"copies of stages of one device: {2 * first / 1e3:.4g} kB every 5 steps" in show_plan(plan)
+
+
 def test_a_method_without_a_planner_shows_nothing():
     assert show_plan(small_plan("fedavg", 2)) == []

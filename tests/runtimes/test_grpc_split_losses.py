@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from process_fleet import fleet
+from process_fleet import Fleet, fleet
 
 from edgefl.experiment.config import load_experiment
 from edgefl.experiment.runner import run_experiment
@@ -35,6 +35,18 @@ rounds = {rounds}
 """
 
 
+def experiment(method: str, settings: str, *, num_nodes: int, rounds: int) -> str:
+    devices = num_nodes - (0 if "stages" in settings else 1)
+    return EXPERIMENT.format(method=method, settings=settings, devices=devices, rounds=rounds)
+
+
+def ends_alike(nodes: Fleet, folder: Path) -> None:
+    """The processes that are left end well, with the loss of an undisturbed run in virtual time."""
+    assert nodes.ends() == dict.fromkeys(nodes.processes, 0)
+    undisturbed = run_experiment(load_experiment(folder / "experiment.toml"), out=folder / "virtual")
+    assert nodes.summary["final_loss"] == pytest.approx(undisturbed.summary["final_loss"], rel=1e-4)
+
+
 def ends_as_undisturbed(
     folder: Path,
     method: str,
@@ -46,8 +58,7 @@ def ends_as_undisturbed(
     grace_s: float | None = None,
 ) -> list[tuple[str, str]]:
     """Kill processes in the run, one after the other, start each again, and compare; the run's events."""
-    devices = num_nodes - (0 if "stages" in settings else 1)
-    text = EXPERIMENT.format(method=method, settings=settings, devices=devices, rounds=rounds)
+    text = experiment(method, settings, num_nodes=num_nodes, rounds=rounds)
     with fleet(folder, text, num_nodes, state=True, grace_s=grace_s) as nodes:
         nodes.until_rounds_are_saved()
         for victim in victims:
@@ -57,9 +68,7 @@ def ends_as_undisturbed(
                 nodes.until(r"nodes \d\) stayed away", 0)
             nodes.start(victim)
             nodes.until(f"node {victim} is back, life 1", victim)
-        assert nodes.ends() == dict.fromkeys(range(num_nodes), 0)
-        undisturbed = run_experiment(load_experiment(folder / "experiment.toml"), out=folder / "virtual")
-        assert nodes.summary["final_loss"] == pytest.approx(undisturbed.summary["final_loss"], rel=1e-4)
+        ends_alike(nodes, folder)
         return nodes.events()
 
 
@@ -90,14 +99,42 @@ def test_a_killed_client_and_a_killed_server_go_on(method: str, tmp_path: Path) 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("method", "stages"), [("dapple", "[[1, 1], [4, 2]]"), ("gpipe", "[[2, 1], [4, 1]]")]
-)
-def test_a_stage_that_is_given_up_stops_the_step_and_all_go_on(
-    method: str, stages: str, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("method", ["dapple", "gpipe"])
+def test_a_stage_that_is_given_up_stops_the_step_and_all_go_on(method: str, tmp_path: Path) -> None:
     """What was under way to it is lost; the leader calls all to the last common step when it is back."""
-    settings = f"[method.{method}]\nmicro_batches = 4\nstages = {stages}"
-    num_nodes = 3 if method == "dapple" else 2
-    events = ends_as_undisturbed(tmp_path, method, [1], settings, num_nodes=num_nodes, rounds=20, grace_s=2.0)
-    assert sorted(kind for kind, _ in events) == ["back", "crash", "gone", "resumed", "stopped"]
+    settings = f"[method.{method}]\nmicro_batches = 4\nstages = [[2, 1], [4, 1]]"
+    events = ends_as_undisturbed(tmp_path, method, [1], settings, num_nodes=2, rounds=20, grace_s=2.0)
+    assert sorted(kind for kind, _ in events) == ["back", "crash", "gone", "resumed", "stopped", "waiting"]
+
+
+@pytest.mark.slow
+def test_a_replica_that_is_given_up_is_done_without_until_it_is_back(tmp_path: Path) -> None:
+    settings = "[method.dapple]\nmicro_batches = 4\nstages = [[1, 1], [4, 2]]"
+    events = ends_as_undisturbed(tmp_path, "dapple", [1], settings, num_nodes=3, rounds=60, grace_s=2.0)
+    kinds = [kind for kind, _ in events if kind in ("gone", "stopped", "resumed", "waiting")]
+    assert kinds == ["gone", *["stopped", "resumed"] * 2]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("dapple", "stages = [[1, 1], [4, 2]]"),
+        ("gpipe", "stages = [[1, 1], [2, 1], [4, 1]]\ncopy_every = 2"),
+    ],
+)
+def test_those_who_are_left_go_on_without_a_process_that_is_killed_for_good(
+    method: str, settings: str, tmp_path: Path
+) -> None:
+    """kill -9 of a replica, and of the only device of a stage of which a neighbour keeps copies."""
+    settings = f"[method.{method}]\nmicro_batches = 4\n{settings}"
+    text = experiment(method, settings, num_nodes=3, rounds=20)
+    with fleet(tmp_path, text, 3, state=True, grace_s=2.0) as nodes:
+        nodes.until_rounds_are_saved()
+        time.sleep(1.0)
+        nodes.kill(2)
+        del nodes.processes[2]
+        ends_alike(nodes, tmp_path)
+        rows = [row for row in nodes.rows("events") if row["kind"] in ("gone", "stopped", "resumed")]
+        assert [row["kind"] for row in rows] == ["gone", "stopped", "resumed"]
+        assert " steps without peer 2: " in rows[-1]["detail"]

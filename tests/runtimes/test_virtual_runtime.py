@@ -273,6 +273,23 @@ def test_a_crash_runs_no_sends_and_what_was_under_way_is_lost():
     assert outcome.busy_s[1] == 0.5
 
 
+def test_all_tasks_that_wait_for_a_node_hear_that_it_is_gone():
+    async def watches(node):
+        return type(await node.receive(Note, Gone, sender=1)).__name__, node.now()
+
+    async def watcher(node):
+        beside = node.start(watches(node))
+        seen = await watches(node)
+        return seen, await beside
+
+    async def dies(node):
+        await node.sleep(100.0)
+
+    faults = FaultPlan(crashes=(Crash(1, at_s=2.0),), detect_s=0.5)
+    outcome = run_toy([watcher, dies], KINDS, faults=faults)
+    assert outcome.results[0] == (("Gone", 2.5), ("Gone", 2.5))
+
+
 def test_sending_to_the_dead_is_unreachable():
     async def sender(node):
         await node.sleep(1.5)

@@ -21,13 +21,12 @@ from edgefl.methods.split.pipeline import pipeline_peer
 from edgefl.methods.split.pipeline_messages import INVARIANTS, MESSAGES
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
-from edgefl.patterns.all_reduce import Chunk
-from edgefl.planning.fleet import PipelineConfig, plan_for, refuse_no_pipeline
+from edgefl.planning.fleet import PipelineConfig, policies_of, refuse_no_pipeline
 from edgefl.planning.memory import needs_of_stages
 
 
 async def peer(node: Node) -> Vector | None:
-    return await pipeline_peer(node, lambda node: plan_for(node, ("PA", "PB")).plan)
+    return await pipeline_peer(node, policies_of("dapple"))
 
 
 METHOD = Method(
@@ -35,7 +34,7 @@ METHOD = Method(
     title="Pipelined data parallelism with early backward passes",
     paper="Fan et al. 2021, https://arxiv.org/abs/2007.01045",
     roles={"peer": peer},
-    messages=(*MESSAGES, Chunk),
+    messages=MESSAGES,
     config=PipelineConfig,
     ends_with=("peer",),
     needs="complete",

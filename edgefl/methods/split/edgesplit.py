@@ -23,7 +23,7 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Method, Node
 from edgefl.parameters import Vector
-from edgefl.patterns.cuts import CutConfig, Link, SmashedData, SmashedGradient
+from edgefl.patterns.cuts import Link, PlannedCutsConfig, SmashedData, SmashedGradient
 from edgefl.patterns.fronts import Front, FrontBack, serve_turns, shared_front
 from edgefl.patterns.rears import begin_turn, mean_of_turns
 from edgefl.patterns.reports import FINITE, answers
@@ -32,7 +32,7 @@ from edgefl.planning.assign import SplitFleet, edgesplit_plan, refuse_unfit
 from edgefl.planning.memory import needs_with_planned_cuts
 
 
-class EdgeSplitConfig(CutConfig):
+class EdgeSplitConfig(PlannedCutsConfig):
     """How cuts and shares are found; batches, steps and rate are [train]'s."""
 
     plan: Literal["alternating", "own-cuts", "common", "common-shared", "middle"] = "alternating"
@@ -42,9 +42,6 @@ class EdgeSplitConfig(CutConfig):
     """Whether a device may train the whole model by itself."""
     own_link_caps: bool = True
     """Whether a device's own link limits its share."""
-    reserve: bool = True
-    """Whether each device's share of the link and of the server is kept for it. If not, who has something to
-    send or to compute shares them with whoever else has: rounds are shorter than planned, mostly."""
     replan_above: float | None = Field(default=None, gt=0)
     """Plan anew when a device's computing took this share more or less than planned; not given: never."""
 
@@ -63,8 +60,8 @@ async def server(node: Node) -> Vector:
         began_s = node.now()
         turns = []
         for k, cut, b in zip(clients, plan.cuts, plan.rates, strict=True):
-            link = Link(k, (node.life, t), config.packing, b if config.reserve else None)
-            share = 1 / len(clients) if config.reserve else None
+            rate, share = config.kept(b, 1 / len(clients))
+            link = Link(k, (node.life, t), config.packing, rate)
             turns.append(begin_turn(node, link, cut, w, share=share))
         mean = await mean_of_turns(node, w, turns)
         w = mean.parameters

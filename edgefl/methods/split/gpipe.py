@@ -16,13 +16,12 @@ from edgefl.methods.split.pipeline import pipeline_peer
 from edgefl.methods.split.pipeline_messages import INVARIANTS, MESSAGES
 from edgefl.nodes import Faults, Method, Node
 from edgefl.parameters import Vector
-from edgefl.patterns.all_reduce import Chunk
-from edgefl.planning.fleet import PipelineConfig, plan_for, refuse_no_pipeline
+from edgefl.planning.fleet import PipelineConfig, policies_of, refuse_no_pipeline
 from edgefl.planning.memory import needs_of_stages
 
 
 async def peer(node: Node) -> Vector | None:
-    return await pipeline_peer(node, lambda node: plan_for(node, ("gpipe",)).plan)
+    return await pipeline_peer(node, policies_of("gpipe"))
 
 
 METHOD = Method(
@@ -30,7 +29,7 @@ METHOD = Method(
     title="Pipelined training, all forwards first",
     paper="Huang et al. 2019, https://arxiv.org/abs/1811.06965",
     roles={"peer": peer},
-    messages=(*MESSAGES, Chunk),
+    messages=MESSAGES,
     config=PipelineConfig,
     ends_with=("peer",),
     needs="complete",

@@ -23,7 +23,7 @@ from pydantic import Field
 
 from edgefl.nodes import Back, Faults, Gone, Message, Method, Node
 from edgefl.parameters import Vector
-from edgefl.patterns.cuts import CutConfig, Link, Part, SmashedData, SmashedGradient, mean_of
+from edgefl.patterns.cuts import Link, Part, PlannedCutsConfig, SmashedData, SmashedGradient, mean_of
 from edgefl.patterns.fronts import Front, FrontBack, FrontTurn, serve_turns
 from edgefl.patterns.rears import RearTurn, Served, finished, mean_rears
 from edgefl.patterns.reports import FINITE, answers
@@ -33,7 +33,7 @@ from edgefl.planning.hsfl import HSFLPlan
 from edgefl.planning.memory import needs_with_planned_cuts
 
 
-class HSFLConfig(CutConfig):
+class HSFLConfig(PlannedCutsConfig):
     """How cuts and shares are found; batches, steps and rate are [train]'s."""
 
     plan: Literal["genetic", "common", "random", "common-equal", "own-cuts", "raw"] = "genetic"
@@ -44,9 +44,6 @@ class HSFLConfig(CutConfig):
     """R: rounds between plans."""
     allow_local: bool = False
     """Whether a client may hold the whole model; nothing of it is then averaged."""
-    reserve: bool = True
-    """Whether each device's share of the link and of the server is kept for it. If not, who has something to
-    send or to compute shares them with whoever else has: rounds are shorter than planned, mostly."""
     fading: float = Field(default=0.0, ge=0, le=2)
     """Spread of the links' gains in the planner's 20 scenarios, exp(fading x normal); 0: steady links."""
     channels: int | None = Field(default=None, ge=1, le=10_000)
@@ -124,9 +121,7 @@ def shares_of(
     plan: HSFLPlan, n: int, fleet: SplitFleet, config: HSFLConfig
 ) -> tuple[float | None, float | None]:
     """What the n-th client has of the link, in bytes per second, and of the server; None: nothing is kept."""
-    if not config.reserve:
-        return None, None
-    return plan.shares.link[n] * fleet.capacity_bytes_per_s, plan.shares.server[n]
+    return config.kept(plan.shares.link[n] * fleet.capacity_bytes_per_s, plan.shares.server[n])
 
 
 async def _serve(

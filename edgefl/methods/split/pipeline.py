@@ -1,37 +1,52 @@
 """What the pipelined methods share: a device's passes, messages between stages, and going on after a loss.
 
-The lowest peer leads: it plans, tells all, and watches over them. When a member is gone or has come back, the
-step under way is void. The leader waits until all live, asks each how many steps it has made, and lets all
-go on from the lowest: each member keeps its last two versions, since nobody can be two steps ahead of what
-anybody has stored. Every message of a step carries the attempt (the leader's life, a count) that it is of.
+The lowest peer leads (pipeline_lead): it says who does what, and calls all when a member is gone or has come
+back. Each member keeps its stage after its last two steps, since nobody can be two steps ahead of what
+anybody has stored; so nobody has half of an update. With `copy_every` it keeps one version more, and copies
+of its neighbours' stages: a step is stored only when the copies of the last one have come, so that those of a
+step are everywhere when anybody is two steps further. Every message of a step carries the attempt (the
+leader's life, a count) that it is of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from edgefl.data import Batch, LocalData
-from edgefl.errors import PeerGone, Unreachable
+from edgefl.errors import PeerGone
 from edgefl.learning.work import StageBackward, StageForward, StageGradient
+from edgefl.messages import field_names
+from edgefl.methods.split.pipeline_held import Held
+from edgefl.methods.split.pipeline_lead import Leader, plan_of
 from edgefl.methods.split.pipeline_messages import (
     ActivationGradients,
     Activations,
     Attempt,
     Called,
+    Copied,
     Done,
+    Handed,
+    Here,
     Over,
+    Place,
+    Portion,
     Position,
     Resume,
 )
-from edgefl.nodes import Back, Gone, Node
+from edgefl.nodes import Node, Op, Task
 from edgefl.parameters import Vector
 from edgefl.patterns.all_reduce import ring_all_reduce
 from edgefl.patterns.cuts import Across, Link, Part
-from edgefl.planning.pipeline import PipelinePlan, Stage, overlaps
+from edgefl.patterns.farewell import Leaving
+from edgefl.planning.fleet import plan_for
+from edgefl.planning.pipeline import PipelinePlan, Policy, overlaps
+
+PATIENCE_ROUNDS = 10
+"""A device that has come back and hears nothing for so many planned rounds asks, and after as many leaves."""
 
 
 class Interrupted(Exception):
@@ -42,187 +57,77 @@ class Interrupted(Exception):
         super().__init__("called off")
 
 
-async def pipeline_peer(node: Node, make_plan: Callable[[Node], PipelinePlan]) -> Vector | None:
+async def pipeline_peer(node: Node, policies: Sequence[Policy]) -> Vector | None:
     """One device's life. Returns its stage's parameters at the end, None for a device that has no stage."""
-    peers = node.fleet.ids()
-    member = Member(node)
-    if node.id == peers[0]:
-        node.start(_lead(node, make_plan(node), member))
-    wanted: Any = member.under_way or await node.receive(Resume, Called, Over)
-    while not isinstance(wanted, Over):
-        if isinstance(wanted, Called):
-            node.send(peers[0], Position(wanted.attempt, member.step))
-            wanted = await node.receive(Resume, Called, Over)
-            continue
-        if not member.begin(wanted):
-            if node.id == peers[0]:
-                await node.receive(Over)  # the leader is needed to the end
-            return None
+    member = Member(node, policies)
+    if node.id == member.leader:
+        node.start(Leader(node, policies, member).run())
+    wanted: Resume | Called | Over | None = member.under_way or await member.told()
+    while not isinstance(wanted, Over | None):
         try:
-            await member.run()
-            node.send(peers[0], Done(wanted.attempt, member.step))
-            wanted = await node.receive(Called, Over)
+            if isinstance(wanted, Called):
+                member.answer(wanted)
+            else:
+                if wanted is not member.under_way:
+                    await member.begin(wanted)
+                await member.run()
+            wanted = await member.told()
         except Interrupted as interrupted:
-            wanted = interrupted.call or await node.receive(Called)
-    return member.part.parameters if member.versions else None
-
-
-# --- the leader -------------------------------------------------------------------------------------------
-
-
-async def _lead(node: Node, plan: PipelinePlan, member: Member) -> None:
-    """Start all members, call them together when one is lost or back, and end the run when all are done.
-
-    That all are done is saved with this member's state: a leader that is lost while it ends the run would
-    else call members that have left.
-    """
-    attempt, step = (node.life, 0), 0
-    spares = [j for j in node.fleet.ids() if j not in plan.members]
-    if spares:
-        node.send(spares, _resume(plan, attempt, step))
-        node.start(_dismiss(node, spares))
-    over = bool(node.saved and node.saved.get("over"))
-    if node.life and not over:
-        attempt, step = await _assemble(node, plan, attempt)
-    while not over:
-        node.send(plan.members, _resume(plan, attempt, step))
-        if await _all_done(node, plan, attempt):
-            await node.save(over=True, **member.state())
-            break
-        node.note("stopped", _why(node, plan))
-        attempt, step = await _assemble(node, plan, attempt)
-        node.note("resumed", f"after {step} steps")
-    await _end(node, [j for j in plan.members if j != node.id])
-    node.send(node.id, Over())
-
-
-def _lost(node: Node, plan: PipelinePlan) -> list[int]:
-    """The members of the pipeline that are gone."""
-    return [d for d in plan.members if not node.fleet.alive(d)]
-
-
-def _why(node: Node, plan: PipelinePlan) -> str:
-    """Why the step under way is void: who is lost, and which blocks nobody else holds."""
-    lost = _lost(node, plan)
-    if not lost:
-        return "a member of the pipeline has come back; its step is void"
-    alone = [f"{s.first}:{s.last}" for s in plan.stages if set(s.devices) <= set(lost)]
-    held = f", and nobody else holds blocks {', '.join(alone)}" if alone else ""
-    return f"the step is void until {', '.join(f'peer {d}' for d in lost)} is back{held}"
-
-
-async def _dismiss(node: Node, spares: Sequence[int]) -> None:
-    """Tell devices without a stage that come back that there is nothing for them to do."""
-    while True:
-        m = await node.receive(Back, sender=spares)
-        node.send(m.sender, Over())
-
-
-async def _end(node: Node, members: Sequence[int]) -> None:
-    """Tell all members that the run is over; one that is lost just then, when it is back."""
-    waiting = list(members)
-    while waiting:
-        lost = []
-        for j, transfer in [(j, node.send(j, Over())) for j in waiting]:
-            try:
-                await transfer.delivered
-            except Unreachable:
-                lost.append(j)
-        waiting = lost
-        if waiting:
-            await node.receive(Back, sender=waiting)
-
-
-def _resume(plan: PipelinePlan, attempt: Attempt, step: int) -> Resume:
-    stages = tuple((s.first, s.last, s.devices, s.shares) for s in plan.stages)
-    return Resume(attempt, step, stages, plan.batch, plan.num_micro, plan.policy, plan.warmup, plan.chunk)
-
-
-def _fields(m: Resume) -> tuple[Any, ...]:
-    """What says the plan, as it can be saved."""
-    return m.stages, m.batch, m.num_micro, m.policy, m.warmup, m.chunk
-
-
-def _plan_of(m: Resume) -> PipelinePlan:
-    policy: Any = m.policy
-    stages = tuple(Stage(*stage) for stage in m.stages)
-    return PipelinePlan(stages, m.batch, m.num_micro, policy, m.warmup, m.chunk)
-
-
-async def _all_done(node: Node, plan: PipelinePlan, attempt: Attempt) -> bool:
-    """Wait for all members to end, at one step; False when one is lost or has come back."""
-    waiting, steps = set(plan.members), set()
-    while waiting:
-        m = await node.receive(Done, Gone, Back, sender=plan.members, attempt=attempt)
-        if not isinstance(m, Done):
-            return False
-        waiting.discard(m.sender)
-        steps.add(m.step)
-    assert len(steps) == 1, f"stages ended at steps {sorted(steps)}"
-    return True
-
-
-async def _assemble(node: Node, plan: PipelinePlan, attempt: Attempt) -> tuple[Attempt, int]:
-    """Wait until all members live, and for the steps that each has made: the new attempt, and the lowest."""
-    while True:
-        while lost := _lost(node, plan):
-            await node.receive(Back, sender=lost)
-        node.take(Back)
-        attempt = (node.life, attempt[1] + 1)
-        node.send(plan.members, Called(attempt))
-        steps: dict[int, int] = {}
-        while len(steps) < len(plan.members):
-            m = await node.receive(Position, Gone, Back, sender=plan.members, attempt=attempt)
-            if not isinstance(m, Position):
-                break
-            steps[m.sender] = m.step
-        else:
-            return attempt, min(steps.values())
-
-
-# --- a member ---------------------------------------------------------------------------------------------
+            wanted = interrupted.call or await member.told()
+    return member.part.parameters if member.has_ended else None
 
 
 class Member:
-    """A device's stage: its last two versions, and its passes. step: steps made; part: after so many."""
+    """A device's place in the pipeline. step: steps made; held: what it holds; known: the attempt that it
+    took part in last."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
+    def __init__(self, node: Node, policies: Sequence[Policy]) -> None:
+        self.node, self.leader = node, node.fleet.ids()[0]
+        self.data: LocalData = node.fleet.pooled_data()
+        saved = node.saved or {}
+        self.step: int = saved.get("step", 0)
+        self.held = Held(node.model, node.optimizer, saved.get("held", ()))
+        self.known: Attempt = (-1, -1)
+        self.called: Attempt = (-1, -1)
+        """The last call that was answered."""
         self.plan: PipelinePlan | None = None
-        saved = node.saved or {"step": 0}
-        self.step: int = saved["step"]
-        self.versions: dict[int, Part] = {}
-        for back, name in enumerate(("part", "older")):
-            if name in saved:
-                self.versions[self.step - back] = Part(saved[name], saved[f"{name}_state"])
+        self.s = self.r = 0
         self.under_way: Resume | None = None
         """What was told before the last save. A new life goes on with it: where what was sent to the last one
         comes again, as over gRPC, nobody else notices; where not, the leader calls."""
-        if "attempt" in saved:
-            self.under_way = Resume(saved["attempt"], self.step, *saved["plan"])
-        self.data: LocalData = node.fleet.pooled_data()
+        if "told" in saved:
+            self.under_way = Resume(*saved["told"])
+            self._take_place(self.under_way)
+        self.patience_s: float | None = None
+        """How long this device waits before it asks; None: it knows that the others count on it."""
+        if node.life and node.id != self.leader and not self._alone:
+            step_s = plan_for(node, policies).step_s
+            self.patience_s = PATIENCE_ROUNDS * self._steps_per_round * step_s
+
+    @property
+    def _alone(self) -> bool:
+        """Whether the others cannot have gone on without it."""
+        if self.plan is None or self.node.config.copy_every is not None or self.step < 2:
+            return False
+        return self.has_stage and len(self.plan.stages[self.s].devices) == 1
+
+    @property
+    def has_stage(self) -> bool:
+        return self.plan is not None and self.plan.place(self.node.id) is not None
 
     @property
     def part(self) -> Part:
-        return self.versions[self.step]
+        return self.held[self.first, self.last, self.step]
 
-    def begin(self, m: Resume) -> bool:
-        """Be where the leader wants everybody to be; False for a device without a stage."""
-        node, model = self.node, self.node.model
-        self.plan, self.attempt, self.told = _plan_of(m), m.attempt, m
-        place = self.plan.place(node.id)
-        if place is None:
-            return False
-        self.s, self.r = place
-        mine = self.plan.stages[self.s]
-        self.stage, self.is_last = model.stage(mine.first, mine.last), self.s == len(self.plan.stages) - 1
-        if not self.versions:
-            self.versions[0] = Part(model.cut(model.init(), mine.first, mine.last))
-        self.step = m.step
-        self.name = f"{mine.first}:{mine.last}"
-        if self.r == 0:
-            node.publish(self.part.parameters, step=self._round(self.step), part=self.name)
-        return True
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has a stage, and that has made all steps."""
+        return self.has_stage and self._is_last_step
+
+    @property
+    def _is_last_step(self) -> bool:
+        rounds = self.node.num_rounds
+        return rounds is not None and self.step >= rounds * self._steps_per_round
 
     @property
     def _steps_per_round(self) -> int:
@@ -231,29 +136,166 @@ class Member:
     def _round(self, step: int) -> int:
         return step // self._steps_per_round
 
+    # --- with the leader ------------------------------------------------------------------------------
+
+    async def told(self) -> Resume | Called | Over | None:
+        """What the leader says next. None: it says nothing to a device that was away; it must have ended."""
+        has_asked = False
+        while True:
+            m: Any = await self.node.receive(Resume, Called, Over, timeout_s=self.patience_s)
+            if isinstance(m, Over) or (m is not None and not self._is_old(m)):
+                self.patience_s = None
+                return m
+            if m is None and self.node.fleet.alive(self.leader):
+                if has_asked:
+                    self.node.send(self.leader, Leaving())
+                    return None
+                self.node.send(self.leader, Here())
+                has_asked = True
+
+    def _is_old(self, m: Resume | Called) -> bool:
+        """Whether the leader has said something else since: kinds may overtake each other."""
+        return m.attempt <= self.known if isinstance(m, Called) else m.attempt < max(self.called, self.known)
+
+    def answer(self, m: Called) -> None:
+        """Say where this device is."""
+        self.called = m.attempt
+        self.node.send(self.leader, Position(m.attempt, self.step, self.known, tuple(self.held.parts)))
+
+    async def _unless_called(self, op: Op[Any] | Task[Any]) -> Any:
+        """Wait for it. Raises Interrupted when the leader calls, or a device that was away hears nothing."""
+        while True:
+            came = await self.node.first(op, self.node.receive(Called), timeout_s=self.patience_s)
+            if came is None:
+                raise Interrupted()
+            if not isinstance(came, Called):
+                return came
+            if not self._is_old(came):
+                raise Interrupted(came)
+
+    async def begin(self, m: Resume) -> None:
+        """Hand on and take over blocks, and be where the leader wants everybody to be."""
+        node, me = self.node, self.node.id
+        given = [(to, first, last) for source, to, first, last in m.moves if source == me]
+        for to, first, last in given:
+            part = self.held.piece(first, last, m.step)
+            node.send(to, Handed(m.attempt, m.step, first, last, part.parameters, part.state))
+        came: list[Portion] = []
+        for source, to, first, _ in m.moves:
+            if to == me:
+                handed = node.receive(Handed, sender=source, turn=m.attempt, first=first)
+                came.append(await self._unless_called(handed))
+        # Nothing has changed up to here, and nothing waits below.
+        self._take_place(m)
+        self.step, held = m.step, self.held
+        own = held.piece(self.first, self.last, m.step, came) if self.has_stage else None
+        if me in m.line:
+            oldest = m.step if node.config.copy_every is None else 0
+            held.keep(lambda place: oldest <= place[2] <= m.step)
+        else:
+            held.parts = {(a, b, m.step): held.piece(a, b, m.step) for _, a, b in given}
+        if own is None:
+            return
+        held[self.first, self.last, m.step] = own
+        if self.r == 0:
+            node.publish(own.parameters, step=self._round(self.step), part=self.name)
+        if m.step:
+            await node.store(**self.state())  # before those who have handed on something give it up
+
+    def _take_place(self, m: Resume) -> None:
+        """Know the plan, and this device's place in it."""
+        self.plan, self.known, self._told = plan_of(m), m.attempt, m
+        place = self.plan.place(self.node.id)
+        if place is None:
+            return
+        self.s, self.r = place
+        mine = self.plan.stages[self.s]
+        self.first, self.last, self.name = mine.first, mine.last, f"{mine.first}:{mine.last}"
+        self.stage, self.is_last = self.node.model.stage(mine.first, mine.last), mine is self.plan.stages[-1]
+
+    def state(self) -> dict[str, Any]:
+        """What this device goes on from: its step, what it holds, and what it was told."""
+        found: dict[str, Any] = {"step": self.step, "held": self.held.saved()}
+        if self.plan is not None:
+            told = self._told
+            found["told"] = tuple(getattr(told, name) for name in field_names(type(told)))
+        return found
+
+    # --- steps ----------------------------------------------------------------------------------------
+
     async def run(self) -> None:
-        """All steps that are left. Raises Interrupted when the leader calls."""
-        node, rounds = self.node, self.node.num_rounds
-        while rounds is None or self.step < rounds * self._steps_per_round:
+        """All steps that are left, and word of the end. Raises Interrupted when the leader calls."""
+        node = self.node
+        if not self.has_stage:
+            return
+        while not self._is_last_step:
             k, began_s = self.step, node.now()
+            self._send_copies(k)
             gradient = await self._passes(k)
             part = self.part.stepped(node, await self._reduced(gradient, k), self._round(k))
-            self.versions = {k: self.part, k + 1: part}
+            await self._take_copies(k)
+            self.held[self.first, self.last, k + 1] = part
             self.step = k + 1
+            self._forget()
             node.record(step_s=node.now() - began_s, in_flight=self.most_open)
             if self.r == 0 and self.step % self._steps_per_round == 0:
                 node.publish(part.parameters, step=self._round(self.step), part=self.name)
             await node.store(**self.state())  # before anything of the next step is sent
+            self.patience_s = None
+        node.send(self.leader, Done(self.known, self.step))
 
-    def state(self) -> dict[str, Any]:
-        """What this member goes on from: its step, its versions, and what it was told."""
-        if self.step not in self.versions or self.plan is None:
-            return {"step": self.step}
-        found: dict[str, Any] = {"step": self.step, "attempt": self.attempt, "plan": _fields(self.told)}
-        for back, name in enumerate(("part", "older")):
-            if (version := self.versions.get(self.step - back)) is not None:
-                found |= {name: version.parameters, f"{name}_state": version.state}
-        return found
+    def _forget(self) -> None:
+        """Drop what nobody can go back to any more.
+
+        Not before two steps of an attempt: then all have stored what they began it with, and copies of that.
+        """
+        base, every = self._told.step, self.node.config.copy_every
+        since = self.step - base
+        if since < 2:
+            return
+        copied = self.step if every is None else base + every * ((since - 2) // every)
+        mine, wards = (self.first, self.last), self._wards
+
+        def wanted(place: Place) -> bool:
+            *blocks, step = place
+            if tuple(blocks) == mine:
+                return step in (self.step, self.step - 1, copied)
+            return tuple(blocks) in wards and step >= copied
+
+        self.held.keep(wanted)
+
+    # --- copies ---------------------------------------------------------------------------------------
+
+    def _is_copied(self, step: int) -> bool:
+        """Whether copies are made of the stages after so many steps."""
+        every = self.node.config.copy_every
+        return every is not None and step > 0 and (step - self._told.step) % every == 0
+
+    @property
+    def _wards(self) -> dict[tuple[int, int], int]:
+        """The stages of which this device keeps copies, by their blocks: whose they are."""
+        assert self.plan is not None
+        kept = [d for d, keeper in self.plan.keepers.items() if keeper == self.node.id]
+        stages = [(self.plan.stages[place[0]], d) for d in kept if (place := self.plan.place(d))]
+        return {(stage.first, stage.last): d for stage, d in stages}
+
+    def _send_copies(self, step: int) -> None:
+        """Send this device's stage to whoever keeps copies of it, where it is time."""
+        assert self.plan is not None
+        keeper = self.plan.keepers.get(self.node.id)
+        if keeper is not None and self._is_copied(step):
+            part = self.part
+            copy = Copied(self.known, step, self.first, self.last, part.parameters, part.state)
+            self.node.send(keeper, copy)
+
+    async def _take_copies(self, step: int) -> None:
+        """Hold the copies that neighbours have made of their stages after so many steps."""
+        if self._is_copied(step):
+            for ward in self._wards.values():
+                copied = self.node.receive(Copied, sender=ward, turn=self.known, step=step)
+                self.held.take(await self._unless_called(copied))
+
+    # --- passes ---------------------------------------------------------------------------------------
 
     async def _passes(self, k: int) -> Tensor:
         """All passes of step k in order; the gradient of the batch's mean loss, from this replica's rows."""
@@ -319,18 +361,24 @@ class Member:
         assert self.plan is not None
         ring = self.plan.stages[self.s].devices
         if len(ring) > 1:
-            life, count = self.attempt
-            tag = (life << 20 | count) << 32 | k
-            work = self.node.start(ring_all_reduce(self.node, ring, gradient, tag=tag))
+            work = self.node.start(self._ring(ring, gradient, k))
             try:
-                came = await self.node.first(self.node.receive(Called), work)
-            except PeerGone:
-                raise Interrupted() from None
-            if came is not work:
+                await self._unless_called(work)
+            except Interrupted:
                 work.cancel()
-                raise Interrupted(came)
+                raise
+            if work.value is None:
+                raise Interrupted()
             gradient = work.value
         return self.part.parameters.with_values(gradient)
+
+    async def _ring(self, ring: Sequence[int], gradient: Tensor, k: int) -> Tensor | None:
+        """The sum around a ring; None when a member is gone: an error would end the leader beside it."""
+        life, count = self.known
+        try:
+            return await ring_all_reduce(self.node, ring, gradient, tag=(life << 20 | count) << 32 | k)
+        except PeerGone:
+            return None
 
     # --- between stages -------------------------------------------------------------------------------
 
@@ -346,7 +394,7 @@ class Member:
         assert self.plan is not None
         first = self.plan.stages[self.s].rows(size)[self.r][0]
         for to, begin, end in self._shared(other, size):
-            link = Link(to, self.attempt, self.node.config.packing)
+            link = Link(to, self.known, self.node.config.packing)
             link.send(self.node, kind, k * self.plan.num_micro + m, values[begin - first : end - first])
 
     async def _gathered(self, kind: type[Across], k: int, m: int, other: int, size: int) -> Tensor:
@@ -355,9 +403,6 @@ class Member:
         parts = []
         for sender, _, _ in self._shared(other, size):
             number = k * self.plan.num_micro + m
-            wanted = self.node.receive(kind, sender=sender, turn=self.attempt, step=number)
-            came: Any = await self.node.first(wanted, self.node.receive(Called))
-            if isinstance(came, Called):
-                raise Interrupted(came)
-            parts.append(came.tensor())
+            wanted = self.node.receive(kind, sender=sender, turn=self.known, step=number)
+            parts.append((await self._unless_called(wanted)).tensor())
         return parts[0] if len(parts) == 1 else torch.cat(parts)
