@@ -268,13 +268,15 @@ class RunObserver:
     def final(self, outcome: Outcome) -> None:
         """Evaluate the end of the run, with what other processes' nodes published last."""
         ends = _publishers(self._built.plan)
-        newest_last = sorted(outcome.last_models.items(), key=lambda item: (item[1][1], item[0]))
-        for node, (time_s, step, parameters) in newest_last:
+        parts = [(self._part_steps[name], name, part) for name, part in self._parts.items()]
+        for node, (time_s, step, parameters) in sorted(outcome.last_models.items()):
             if node in ends:
                 reached(self.paces, node, time_s, step)
                 self._models[node], self._steps[node], self._fresh = parameters, step, True
-                if self._built.plan.method.evaluates == "parts":
-                    self._take_part(f"of node {node}", step, parameters)
+                parts.append((step, f"of node {node}", parameters))
+        if self._built.plan.method.evaluates == "parts":
+            for step, name, part in sorted(parts, key=lambda found: found[0]):
+                self._take_part(name, step, part)
         self._models = dict(sorted(self._models.items()))
         whole, self._alone, self._source = self._alone, True, JOINT
         self.hosted = tuple(range(len(self._built.plan.nodes)))

@@ -15,6 +15,7 @@ from edgefl.experiment.config import load_experiment
 from edgefl.experiment.energy import node_joules, total
 from edgefl.experiment.observer import RunObserver, spread
 from edgefl.nodes.traffic import Traffic
+from edgefl.runtimes.outcome import Outcome
 
 
 def built(folder: Path, method: str, *overrides: str) -> Built:
@@ -85,6 +86,25 @@ def test_parts_of_a_model_that_are_cut_anew(tmp_path: Path) -> None:
     assert joint is not None
     expected = model.join(model.cut(model.init() * 7.0, 0, 1), model.cut(model.init() * 7.5, 1, last))
     assert joint.equal(expected)
+
+
+def test_at_the_end_the_newest_parts_of_all_processes_count(tmp_path: Path) -> None:
+    """Node 1 was lost after step 1; since then node 0 has the whole model."""
+    run = built(tmp_path, "dapple")
+    model, last = run.learner.model, len(run.learner.model.blocks)
+    observer = RunObserver(run, hosted=[0])
+    observer.begin(Traffic())
+    observer.published(0, 1.0, 1, model.cut(model.init(), 0, 1), "0:1")
+    observer.published(0, 2.0, 2, model.init() * 2.0, f"0:{last}")
+    lost = model.cut(model.init(), 1, last)
+    outcome = Outcome(
+        status="finished", reason="", time_s=3.0, results={}, traffic=Traffic(), busy_s={}, stale={},
+        dropped={}, num_events=0, last_models={1: (1.0, 1, lost)},
+    )  # fmt: skip
+    observer.final(outcome)
+    joint = observer.joint_model()
+    assert joint is not None and joint.equal(model.init() * 2.0)
+    assert observer.curve[-1][:2] == (3.0, 2)
 
 
 def test_the_mean_model_is_what_is_evaluated_and_kept(tmp_path: Path) -> None:
