@@ -15,7 +15,7 @@ from edgefl.nodes.registry import find_method, methods
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
-LINK_WORDS = frozenset({"like", "up", "down", *Access.model_fields})
+LINK_WORDS = frozenset({"like", "up", "down", "bandwidth", "snr_db", *Access.model_fields})
 """Keys of one link; a [network.link] table without any of them names links by device."""
 RISING = frozenset({"accuracy", "return"})
 """Metrics of which more is better."""
@@ -176,8 +176,8 @@ class Network(Table):
     """W of methods that mix by one: metropolis, uniform, or a .csv or .npy file."""
     link: str | dict[str, Any] = "home"
     """How devices are connected: the name of a link class; or one link, {up = "2 Mbit/s", down = ...,
-    latency = "20 ms"}; or either by device name, with the words of [fleet.roles] (fibre where not given) and
-    `default` (home) among the names."""
+    latency = "20 ms"}, or a wireless one, {bandwidth = "5 MHz", snr_db = 20}; or any of these by device name,
+    with the words of [fleet.roles] (fibre where not given) and `default` (home) among the names."""
     link_model: LinkModel | None = None
     """How flows share links: fair (max-min; the default up to 300 nodes), local-fair, or fifo."""
     stragglers: dict[str, Positive] | None = None

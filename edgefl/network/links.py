@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ BYTES_PER_S = {
     "MB/s": 1e6,
     "GB/s": 1e9,
 }
+HERTZ = {"Hz": 1.0, "kHz": 1e3, "MHz": 1e6, "GHz": 1e9}
 SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0}
 _QUANTITY = re.compile(r"\s*([0-9][0-9_]*\.?[0-9]*(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]+)\s*")
 
@@ -52,7 +54,8 @@ def parse_link(table: Mapping[str, Any] | str, key: str = "network.link") -> Acc
     """A link as a user writes it: the name of a class, or a table.
 
     table: up and down ("2 Mbit/s"), latency ("20 ms"), jitter, loss, segment, name; or Access's own keys
-    with numbers in bytes per second and seconds; `like` names a class that fills in what is missing.
+    with numbers in bytes per second and seconds; `like` names a class that fills in what is missing, and so
+    do bandwidth ("5 MHz", the node's own share) and snr_db: the rate of a wireless channel, both ways.
     Raises ConfigError, whose key starts with `key`.
 
     >>> parse_link({"up": "2 Mbit/s", "down": "10 Mbit/s", "latency": "20 ms"}).up_bytes_per_s
@@ -66,6 +69,13 @@ def parse_link(table: Mapping[str, Any] | str, key: str = "network.link") -> Acc
     figures: dict[str, Any] = {}
     if "like" in given:
         figures = link(str(given.pop("like"))).model_dump(exclude={"source", "sources"})
+    if "bandwidth" in given or "snr_db" in given:
+        hertz = _quantity(text := given.pop("bandwidth", None), HERTZ, f"{key}.bandwidth")
+        if not hertz:
+            raise ConfigError(f"{key}.bandwidth", text, "more than 0 Hz")
+        figures["up_bytes_per_s"] = figures["down_bytes_per_s"] = channel_bytes_per_s(
+            hertz, _decibels(given.pop("snr_db", None), f"{key}.snr_db")
+        )
     for short, full, units in _SHORT:
         if short in given:
             if full in given:
@@ -73,7 +83,8 @@ def parse_link(table: Mapping[str, Any] | str, key: str = "network.link") -> Acc
             given[full] = _quantity(given.pop(short), units, f"{key}.{short}")
     unknown = [word for word in given if word not in Access.model_fields]
     if unknown:
-        words = [short for short, _, _ in _SHORT] + ["jitter", "loss", "segment", "name", "like"]
+        words = [short for short, _, _ in _SHORT]
+        words += ["bandwidth", "snr_db", "jitter", "loss", "segment", "name", "like"]
         raise ConfigError(f"{key}.{unknown[0]}", given[unknown[0]], nearest(unknown[0], words))
     figures.update(given)
     for short, full, _ in _SHORT[:2]:
@@ -93,6 +104,23 @@ def parse_rate(text: str, key: str = "rate") -> float:
 def parse_time(text: str, key: str = "time") -> float:
     """Seconds from text such as "20 ms"."""
     return _quantity(text, SECONDS, key)
+
+
+def channel_bytes_per_s(bandwidth_hz: float, snr_db: float) -> float:
+    """What a wireless channel carries at best: bandwidth x log2(1 + signal-to-noise ratio) bits per second.
+
+    Source: Shannon 1948, A Mathematical Theory of Communication.
+
+    >>> channel_bytes_per_s(8e6, 10.0) == 1e6 * math.log2(11)
+    True
+    """
+    return bandwidth_hz * math.log2(1 + 10 ** (snr_db / 10)) / 8
+
+
+def _decibels(value: object, key: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not -30 <= value <= 90:
+        raise ConfigError(key, value, "a number of decibels from -30 to 90, beside a bandwidth")
+    return float(value)
 
 
 def _quantity(text: object, units: Mapping[str, float], key: str) -> float:

@@ -1,7 +1,10 @@
+import math
+
 import pytest
 
 from edgefl.errors import ConfigError
 from edgefl.network import Access, NetworkPlan, link, links, make_topology, parse_link, parse_rate, parse_time
+from edgefl.network.links import channel_bytes_per_s
 
 
 def test_the_catalog_has_the_usual_classes_each_with_a_source():
@@ -56,9 +59,27 @@ def test_like_fills_in_what_is_missing():
     assert found.up_bytes_per_s == 1e6 and found.down_bytes_per_s == link("lte").down_bytes_per_s
 
 
+def test_a_wireless_link_has_the_rate_of_its_channel():
+    """Twice the ratio is one bit more per second and hertz where it is large, half the band half the rate."""
+    assert channel_bytes_per_s(8e6, 0.0) == 1e6
+    assert channel_bytes_per_s(8e6, 10 * math.log10(3)) == pytest.approx(2e6)
+    assert channel_bytes_per_s(8e6, 10 * math.log10(1023)) == pytest.approx(10e6)
+    found = parse_link({"bandwidth": "4 MHz", "snr_db": 10 * math.log10(15), "latency": "3 ms"})
+    assert found.up_bytes_per_s == found.down_bytes_per_s == pytest.approx(2e6) and found.latency_s == 0.003
+    other = parse_link({"like": "lte", "bandwidth": "4 MHz", "snr_db": 0, "up": "1 kB/s"})
+    assert (other.up_bytes_per_s, other.down_bytes_per_s) == (1e3, 0.5e6)
+    assert other.latency_s == link("lte").latency_s
+
+
 @pytest.mark.parametrize(
     ("table", "said"),
     [
+        ({"bandwidth": "5 MHz"}, r"link.snr_db = None: a number of decibels"),
+        ({"snr_db": 10}, r"link.bandwidth = None: a number and a unit, one of Hz, kHz"),
+        ({"bandwidth": "5 MB/s", "snr_db": 10}, r"link.bandwidth = '5 MB/s': a number and a unit"),
+        ({"bandwidth": "0 MHz", "snr_db": 10}, r"link.bandwidth = '0 MHz': more than 0 Hz"),
+        ({"bandwidth": "5 MHz", "snr_db": "10 dB"}, r"link.snr_db = '10 dB': a number of decibels"),
+        ({"bandwidth": "5 MHz", "snr_db": float("nan")}, r"link.snr_db = nan"),
         ({"up": "1 MB/s"}, r"link.down = None"),
         ({"up": "1 MB/s", "down": "0 MB/s"}, r"link.down_bytes_per_s = 0.0: should be greater than 0"),
         ({"up": "1 MB/s", "down": "1 MB/s", "loss": 2}, r"link.loss = 2"),

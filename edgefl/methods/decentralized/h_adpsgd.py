@@ -72,7 +72,7 @@ async def learner(node: Node) -> Vector:
         if deflecting is not None:
             deflecting.cancel()
     if not ended:
-        await lead(node, site)
+        await Head(node, site).lead()
     node.send(_learners(node, active=not active), Finished() if active else Leaving())
     return site.x
 
@@ -84,84 +84,123 @@ async def _deflect(node: Node, site: Site) -> None:
         node.send(m.sender, Elsewhere(m.exchange, site.members.ids[0]))
 
 
-async def lead(node: Node, site: Site) -> None:
-    """The head's loop: AD-PSGD's worker, whose gradients are the site's."""
-    config: HADPSGDConfig = node.config
-    active, last = is_active(node, node.id), last_step(node)
-    asking, left, known, exchanges, averagings, told = _begin(node)
-    patience = patience_s(node, 2) if node.life else None
-    computing: Task[GradientResult | None] | None = None
-    partner: int | None = None
-    seen: deque[int] = deque()  # averagings at the start of each gradient that is held
-    read_at = averagings
-    while site.held:  # what an earlier head was holding: its exchange is over
-        site.apply_next()
-    may_exchange, owed = site.step > 0 or config.exchanges_per_step == 0, False
+class Head:
+    """The head of a site: AD-PSGD's worker, whose gradients are the site's.
 
-    while site.step < last or site.held or partner is not None or asking:
+    asking: active learners that may still ask. left: who has left for good, as far as it has heard. known:
+    heads of other sites, by site. exchanges, averagings: so many asked for, and made. told: averagings that
+    the site has heard of. partner: of the exchange that is open.
+    """
+
+    def __init__(self, node: Node, site: Site) -> None:
+        self.node, self.site = node, site
+        self.config: HADPSGDConfig = node.config
+        self.active, self.last = is_active(node, node.id), last_step(node)
+        self.asking, self.left, self.known, self.exchanges, self.averagings, self.told = _begin(node)
+        self.patience_s = patience_s(node, 2) if node.life else None
+        self.computing: Task[GradientResult | None] | None = None
+        self.partner: int | None = None
+        self.seen: deque[int] = deque()
+        """Averagings at the start of each gradient that is held."""
+        self.read_at = self.averagings
+        self.owed = False
+        """Whether the site is to be told what to do with a gradient."""
+
+    async def lead(self) -> None:
+        """The head's loop, until all steps are applied and nobody asks any more."""
+        site = self.site
+        while site.held:  # what an earlier head was holding: its exchange is over
+            site.apply_next()
+        self.may_exchange = site.step > 0 or self.config.exchanges_per_step == 0
+        while site.step < self.last or site.held or self.partner is not None or self.asking:
+            self._set_going()
+            news = self.node.receive(Ask, Reply, Elsewhere, Finished, Leaving, *NEWS)
+            computing = [self.computing] if self.computing else []
+            m = await self.node.first(news, *computing, timeout_s=self.patience_s)
+            if m is self.computing and self.computing is not None:
+                self._computed(self.computing)
+            elif isinstance(m, Message):
+                self._hear(m)
+            elif self.partner is not None:
+                self.left, self.partner = self.left | {self.partner}, None
+            elif site.step >= self.last:
+                break
+            site.members.hear(m if isinstance(m, Message) else None)
+            await self._settle()
+        if site.unsettled:
+            site.sync()
+        await site.end(changed=self.averagings != self.told)
+
+    def _set_going(self) -> None:
+        """Bring the site together where it has changed, begin a gradient, and ask for an exchange."""
+        site, more = self.site, self.site.step < self.last
         if site.unsettled and len(site.held) < 2:
             site.sync()
-            owed, told = False, averagings
-        if computing is None and len(site.held) < 2 and site.step < last:
-            computing = node.start(site.mean_gradient(site.x, site.step))
-            read_at = averagings
-        if active and partner is None and may_exchange and site.step < last:
-            partner = _partner(node, exchanges, left, known)
-            if partner is not None:
-                exchanges, may_exchange = exchanges + 1, config.exchanges_per_step == 0
-                node.send(partner, Ask(exchanges, site.x))
-        news = node.receive(Ask, Reply, Elsewhere, Finished, Leaving, *NEWS)
-        m = await node.first(news, *([computing] if computing else []), timeout_s=patience)
-        if m is computing and computing is not None:
-            if computing.value is not None:
-                site.held.append(computing.value)
-                seen.append(read_at)
-                site.step, owed = site.step + 1, True
-            computing = None
-        elif isinstance(m, Ask):
-            node.send(m.sender, Reply(m.exchange, site.x))
-            site.x, averagings = average(m.parameters, site.x), averagings + 1
-            node.publish(site.x, step=site.step - len(site.held))
-        elif isinstance(m, Reply | Elsewhere) and m.sender == partner and m.exchange == exchanges:
-            partner = None
+            self.owed, self.told = False, self.averagings
+        if self.computing is None and len(site.held) < 2 and more:
+            self.computing = self.node.start(site.mean_gradient(site.x, site.step))
+            self.read_at = self.averagings
+        if self.active and self.partner is None and self.may_exchange and more:
+            self.partner = _partner(self.node, self.exchanges, self.left, self.known)
+            if self.partner is not None:
+                self.exchanges += 1
+                self.may_exchange = self.config.exchanges_per_step == 0
+                self.node.send(self.partner, Ask(self.exchanges, site.x))
+
+    def _computed(self, computing: Task[GradientResult | None]) -> None:
+        """Hold the site's mean gradient; None: a learner was lost, and the step is made again."""
+        self.computing = None
+        if computing.value is not None:
+            self.site.held.append(computing.value)
+            self.seen.append(self.read_at)
+            self.site.step, self.owed = self.site.step + 1, True
+
+    def _hear(self, m: Message) -> None:
+        """What another site's head says, or who has gone, come back or finished."""
+        site = self.site
+        if isinstance(m, Ask):
+            self.node.send(m.sender, Reply(m.exchange, site.x))
+            site.x, self.averagings = average(m.parameters, site.x), self.averagings + 1
+            self.node.publish(site.x, step=site.step - len(site.held))
+        elif isinstance(m, Reply | Elsewhere) and m.sender == self.partner and m.exchange == self.exchanges:
+            self.partner = None
             if isinstance(m, Reply):
-                site.x, averagings = average(site.x, m.parameters), averagings + 1
+                site.x, self.averagings = average(site.x, m.parameters), self.averagings + 1
             else:
-                known[site_of(m.head, config.learners_per_site)], may_exchange = m.head, False
+                self.known[site_of(m.head, self.config.learners_per_site)] = m.head
+                self.may_exchange = False
         elif isinstance(m, Gone | Back | Finished | Leaving):
-            asking.discard(m.sender)
-            partner = None if m.sender == partner else partner
-            left |= {m.sender} if isinstance(m, Leaving) else set()
-            if isinstance(m, Back) and not active and is_active(node, m.sender):
-                asking.add(m.sender)
-        elif m is None and partner is not None:
-            left, partner = left | {partner}, None
-        elif m is None and site.step >= last:
-            break
-        site.members.hear(m if isinstance(m, Message) else None)
-        if site.unsettled and computing is not None:
-            computing.cancel()
-            computing = None
-        applied = bool(site.held) and partner is None
-        while site.held and partner is None:
+            self.asking.discard(m.sender)
+            self.partner = None if m.sender == self.partner else self.partner
+            if isinstance(m, Leaving):
+                self.left.add(m.sender)
+            if isinstance(m, Back) and not self.active and is_active(self.node, m.sender):
+                self.asking.add(m.sender)
+
+    async def _settle(self) -> None:
+        """Apply what is held where no exchange is open, give the order that is owed, and save."""
+        site = self.site
+        if site.unsettled and self.computing is not None:
+            self.computing.cancel()
+            self.computing = None
+        applied = bool(site.held) and self.partner is None
+        while site.held and self.partner is None:
             G = site.apply_next()
-            may_exchange = True
-            node.record(train_loss=G.loss, staleness=averagings - seen.popleft())
-            node.publish(site.x, step=site.step - len(site.held))
-        if owed and not site.unsettled and len(site.held) < 2:
-            site.order(changed=averagings != told)
-            owed, told = False, averagings
+            self.may_exchange = True
+            self.node.record(train_loss=G.loss, staleness=self.averagings - self.seen.popleft())
+            self.node.publish(site.x, step=site.step - len(site.held))
+        if self.owed and not site.unsettled and len(site.held) < 2:
+            site.order(changed=self.averagings != self.told)
+            self.owed, self.told = False, self.averagings
         if applied and not site.unsettled:
-            counts = {"exchanges": exchanges, "averagings": averagings, "told": told}
-            await node.save(**site.kept(), asking=sorted(asking), left=sorted(left), known=known, **counts)
-    if site.unsettled:
-        site.sync()
-    await site.end(changed=averagings != told)
+            await self.node.save(
+                **site.kept(), asking=sorted(self.asking), left=sorted(self.left), known=self.known,
+                exchanges=self.exchanges, averagings=self.averagings, told=self.told,
+            )  # fmt: skip
 
 
 def _begin(node: Node) -> tuple[set[int], set[int], dict[int, int], int, int, int]:
-    """Who may ask, who has left, heads as heard of by site, exchanges and averagings made, and how many of
-    these the site has been told of."""
+    """What a Head begins with, in its order: anew in each life, or where it was saved."""
     s = node.saved
     if node.life or s is None or "exchanges" not in s:
         living = set(node.fleet.living(_learners(node, active=True)))

@@ -12,7 +12,7 @@ is [train]'s batch_size; a round is its local steps.
 Choices: all devices read the pooled examples from a shared storage, as on a cluster: inputs and labels do not
 travel. Each replica takes consecutive rows of every micro-batch, in proportion to its device's speed. Models
 with batch statistics are refused: these would be per micro-batch. The paper handles no failure; here a lost
-device stops the step, and all go on from the last consistent one when it is back (see pipeline).
+device stops the step, and those who are left go on from the last consistent one (see pipeline_lead).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ with a drain each and still one step.
 
 With `recompute` a stage keeps of each open micro-batch its input alone, as the paper does, and makes the
 forward pass again; without it, the choice here, what a forward pass keeps is kept. Choices: stages are
-planned, may have replicas, and go on after a loss as in `dapple`.
+planned, may have replicas, and those who are left go on after a loss as in `dapple`.
 """
 
 from __future__ import annotations
