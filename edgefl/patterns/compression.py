@@ -26,8 +26,10 @@ Sent = Vector | Packed
 class Uplink:
     """A client's side: packs what it sends, and remembers what it did not send.
 
-    memory: e, (P,), None while nothing is kept. Saved with the client's state, so that it outlives a crash;
-    a client that lost it starts with none, and that part of its change is gone.
+    memory: e, (P,) of the whole model, None while nothing is kept. Saved with the client's state, so that it
+    outlives a crash; a client that lost it starts with none, and that part of its change is gone.
+    index: where the values of a sub-model lie in the whole one; what was not sent of one waits there until an
+    update has that place again.
     """
 
     def __init__(self, node: Node) -> None:
@@ -43,19 +45,25 @@ class Uplink:
             self.memory = self._whole
         self._whole = None
 
-    def model(self, y: Vector, start: Vector, tag: int) -> Sent:
+    def model(self, y: Vector, start: Vector, tag: int, index: Tensor | None = None) -> Sent:
         """A model to send: itself, or its packed change from where it started. tag: rises by update."""
-        return self.change(y - start, tag) if self._node.compress.on else y
+        return self.change(y - start, tag, index) if self._node.compress.on else y
 
-    def change(self, change: Vector, tag: int) -> Sent:
+    def change(self, change: Vector, tag: int, index: Tensor | None = None) -> Sent:
         """A change to send: itself, or packed."""
         compress = self._node.compress
         if not compress.on:
             return change
-        u = change.values if self.memory is None else change.values + self.memory
+        u, e = change.values, self.memory
+        if e is not None:
+            u = u + (e if index is None else e[index])
         packed = compress.pack(u, self._node.rng("compress", tag))
         if compress.remembers:
-            self._remember(u, u - compress.unpack(packed, len(u)), tag)
+            rest = u - compress.unpack(packed, len(u))
+            if index is not None:
+                e = torch.zeros(self._node.model.layout.size) if e is None else e
+                u, rest = e.index_copy(0, index, u), e.index_copy(0, index, rest)
+            self._remember(u, rest, tag)
         return (*packed, *change.buffers)
 
     def _remember(self, u: Tensor, rest: Tensor, tag: int) -> None:
@@ -66,6 +74,11 @@ class Uplink:
         """Save the memory, and `more` of the client's state, where there is something to keep."""
         if self._node.compress.remembers or more:
             await self._node.save(memory=self.memory, whole=self._whole, tag=self._tag, **more)
+
+
+def bare(sent: Sent) -> Tensor | Packed:
+    """What is sent of a sub-model: its receiver knows the layout, which messages are not checked against."""
+    return sent.values if isinstance(sent, Vector) else sent
 
 
 def opened(node: Node, sent: Sent, layout: Layout) -> Vector:

@@ -144,10 +144,19 @@ def _num_coresets(folder: Path) -> int:
         return sum(row["detail"].startswith("SelectCoreset") for row in csv.DictReader(file))
 
 
-@pytest.mark.parametrize("name", ["top-k", "qsgd"])
-def test_compressed_updates_are_the_same_over_grpc(tmp_path, name):
+@pytest.mark.parametrize(
+    ("method", "name"), [("fedavg", "top-k"), ("fedavg", "qsgd"), ("fjord", "top-k"), ("fjord", "qsgd")]
+)
+def test_compressed_updates_are_the_same_over_grpc(tmp_path, method, name):
     settings = {"compress.name": name, "compress.fraction": "0.05"}
-    _assert_same(*(_run(tmp_path, "fedavg", r, **settings).folder for r in ("virtual", "local")))
+    _assert_same(*(_run(tmp_path, method, r, **settings).folder for r in ("virtual", "local")))
+
+
+@pytest.mark.parametrize("method", ["asyncdrop", "adsp"])
+def test_compressed_updates_of_whoever_comes_first_train_over_grpc(tmp_path, method):
+    local = _run(tmp_path, method, "local", **{"compress.name": "top-k", "compress.fraction": "0.05"})
+    assert local.summary["status"] == "finished" and torch.isfinite(_model(local.folder)).all()
+    assert "refused" not in (local.folder / "events.csv").read_text()
 
 
 @pytest.mark.parametrize("kind", ["sign-flip", "noise", "nan", "label-flip"])

@@ -48,7 +48,7 @@ def test_labels_cannot_be_flipped_where_there_are_none(tmp_path: Path) -> None:
     assert caught.value.key == "faults.poison.kind"
 
 
-@pytest.mark.parametrize("method", ["fjord", "d-psgd", "adsp", "ring-allreduce"])
+@pytest.mark.parametrize("method", ["d-psgd", "splitfed-v1", "ring-allreduce"])
 def test_methods_that_do_not_compress_refuse_it(tmp_path: Path, method: str) -> None:
     with pytest.raises(ConfigError, match="does not send updates that can be compressed") as caught:
         build(load_experiment(small_file(tmp_path), ["compress.name=top-k"], method=method))

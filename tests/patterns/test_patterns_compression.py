@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -47,6 +49,26 @@ def test_all_that_was_sent_and_the_memory_are_all_changes(fraction):
         total = sum(c.values for c in made[: t + 1])
         assert torch.allclose(sent + uplink.memory, total, rtol=0, atol=1e-5)
         assert (fraction < 1) or not uplink.memory.any()
+
+
+def test_what_a_sub_model_did_not_send_waits_for_an_update_of_that_place():
+    """Also where masks change: sent and kept are all changes, coordinate by coordinate."""
+    node = Stub(name="top-k", fraction=0.1)
+    node.model = SimpleNamespace(layout=LAYOUT)
+    uplink, sent, total = Uplink(node), torch.zeros(100), torch.zeros(100)
+    rng = torch.Generator().manual_seed(1)
+    for t in range(30):
+        index = torch.randperm(100, generator=rng)[:60].sort().values
+        layout = Layout.of_shapes([("part", (60,))])
+        change = Vector(layout, torch.randn(60, generator=rng))
+        before = None if uplink.memory is None else uplink.memory.clone()
+        uplink.settle(t - 1)
+        sent[index] += opened(node, uplink.change(change, t, index), layout).values
+        total[index] += change.values
+        assert torch.allclose(sent + uplink.memory, total, rtol=0, atol=1e-5)
+        outside = torch.ones(100, dtype=torch.bool)
+        outside[index] = False
+        assert before is None or torch.equal(uplink.memory[outside], before[outside])
 
 
 def test_what_did_not_count_comes_again():

@@ -6,7 +6,7 @@ loss F and sets tau <- ceil(sqrt(F / F_0) tau_0), F_0 the loss at the start; whe
 tau <- ceil(tau / 2). So training begins with few averages and ends with many.
 Choices: T_0 is ADSP's check period, the loss that of examples that no client trains on, and a round waits for
 its evaluation. Mini-batches of round t are those t tau, ..., (t + 1) tau - 1 of a client's stream. Cohorts,
-deadlines and void rounds as in our FedAvg.
+deadlines, void rounds and [compress] as in our FedAvg.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from edgefl.learning.work import Evaluate, LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.parameters import Vector, WeightedMean
 from edgefl.patterns.commit_rate import check_period_s
+from edgefl.patterns.compression import Sent, Uplink
 from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import (
     Round,
@@ -50,12 +51,14 @@ class AdaCommConfig(FixedConfig):
 
 @dataclass(frozen=True)
 class GlobalModel(Message):
-    """steps: tau."""
+    """steps: tau; counted: the round of the receiver's last report that counted, where [compress] remembers,
+    else -1."""
 
     newest_by = ("sender",)
     round: int
     steps: int
     parameters: Vector
+    counted: int = -1
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,7 @@ class LocalModel(Message):
     stale_by = "round"
     once_by = ("sender", "life", "round")
     round: int
-    parameters: Vector
+    parameters: Sent
     loss: float
 
 
@@ -123,8 +126,9 @@ def fewer(tau: int, tau_0: int, share: float) -> int:
 async def serve(node: Node, kind: type[Fixed]) -> Vector:
     """The rounds of AdaComm, and of Fixed AdaComm with another rule for tau."""
     clients = node.fleet.ids("client")
-    saved = node.saved or {"w": node.model.init(), "round": 0, "tau": None}
+    saved = node.saved or {"w": node.model.init(), "round": 0, "tau": None, "counted": {}}
     w: Vector = saved["w"]
+    counted = dict(saved["counted"])
     tau, intake = kind(node, saved["tau"]), Intake(node, node.config.max_update_norm)
 
     def check(r: LocalModel) -> Vector | None:
@@ -134,16 +138,22 @@ async def serve(node: Node, kind: type[Fixed]) -> Vector:
         await somebody_alive(node, clients)
         await tau.settle(w)
         S_t = Round(node, t, clients, intake)
-        node.send(S_t.cohort, GlobalModel(t, tau.steps, w))
+        if node.compress.remembers:
+            for k in S_t.cohort:
+                node.send(k, GlobalModel(t, tau.steps, w, counted.get(k, -1)))
+        else:
+            node.send(S_t.cohort, GlobalModel(t, tau.steps, w))
         mean = WeightedMean(w.layout)
         async for _, y in S_t.reports(LocalModel, check):
             mean.add(y)
         if S_t.counts:
             w = mean.value(otherwise=w)
         S_t.record()
+        if node.compress.remembers:
+            counted |= dict.fromkeys(S_t.counted, t)
         node.record(local_steps=tau.steps)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1, tau=tau.state())
+        await node.save(w=w, round=t + 1, tau=tau.state(), counted=dict(counted))
     return w
 
 
@@ -153,13 +163,17 @@ async def server(node: Node) -> Vector:
 
 async def client(node: Node) -> None:
     assert node.data is not None
+    uplink = Uplink(node)
     while True:
         m = await node.receive(GlobalModel)
+        uplink.settle(m.counted)
         workload = node.workload.model_copy(update={"steps": m.steps})
         work = LocalSGD(m.parameters, node.data, m.round, workload)
         r: Trained | None = await unless_stopped(node, work, m.round)
         if r is not None:
-            node.send(m.sender, LocalModel(m.round, r.parameters, r.loss))
+            y = uplink.model(r.parameters, m.parameters, tag=m.round)
+            await uplink.save()
+            node.send(m.sender, LocalModel(m.round, y, r.loss))
 
 
 METHOD = Method(
@@ -173,6 +187,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=refuse_void_rounds,
+    compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),

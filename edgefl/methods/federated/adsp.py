@@ -30,6 +30,7 @@ from edgefl.learning.work import Evaluate, Evaluation, LocalSGD, Trained
 from edgefl.nodes import Back, Faults, Gone, Message, Method, MethodConfig, Node, Task
 from edgefl.parameters import Vector
 from edgefl.patterns.commit_rate import RateSearch, check_period_s, implicit_momentum
+from edgefl.patterns.compression import Sent, Uplink
 from edgefl.patterns.reports import FINITE, MOST_NORM, Intake, answers, is_finite
 
 
@@ -60,11 +61,12 @@ class ADSPConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class GlobalModel(Message):
-    """W; turn: how often the receiver has been given it."""
+    """W; turn: how often the receiver has been given it; counted: that of its last commit that counted."""
 
     newest_by = ("sender",)
     turn: int
     parameters: Vector
+    counted: int
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,7 @@ class Commit(Message):
     once_by = ("sender", "life", "given", "turn")
     given: int
     turn: int
-    change: Vector
+    change: Sent
     num_steps: int
     step_s: float
     commit_s: float
@@ -110,7 +112,7 @@ class Hub:
         config: ADSPConfig = node.config
         clients = node.fleet.ids("client")
         fresh = {"v": None, "taken": 0, "target": 0, "search": None, "life": -1}
-        counts = {name: dict.fromkeys(clients, 0) for name in ("commits", "turns", "versions")}
+        counts = {name: dict.fromkeys(clients, 0) for name in ("commits", "turns", "versions", "counted")}
         s = node.saved or {"x": node.model.init(), **fresh, **counts}
         self._node, self.period_s = node, check_period_s(node, config.check_period_s)
         self._held_out = node.fleet.held_out(config.num_held_out)
@@ -126,6 +128,7 @@ class Hub:
         self._commits: dict[int, int] = dict(s["commits"])
         self._turns: dict[int, int] = dict(s["turns"])
         self._versions: dict[int, int] = dict(s["versions"])  # commits taken when each was given W
+        self._counted: dict[int, int] = dict(s["counted"])
         self.evaluating: list[Task[Evaluation]] = []
         self.unsaved = 0
         if s["life"] == node.life:
@@ -146,7 +149,7 @@ class Hub:
     def _give(self, k: int) -> None:
         self._turns[k] += 1
         self._versions[k] = self.taken
-        self._node.send(k, GlobalModel(self._turns[k], self.x))
+        self._node.send(k, GlobalModel(self._turns[k], self.x, self._counted[k]))
 
     def commit(self, m: Commit) -> None:
         """Take a commit and answer it; one that answers no model of now is dropped."""
@@ -159,6 +162,7 @@ class Hub:
             self._node.record(refused=1)
         else:
             self._add(u / len(self._active))
+            self._counted[k] = m.turn
             stale = self.taken - self._versions[k]
             self._node.record(staleness=stale, train_loss=m.loss, local_steps=m.num_steps)
         if math.isfinite(m.step_s + m.commit_s) and min(m.step_s, m.commit_s) >= 0:
@@ -261,6 +265,7 @@ class Hub:
             "commits": dict(self._commits),
             "turns": dict(self._turns),
             "versions": dict(self._versions),
+            "counted": dict(self._counted),
             "search": self.search.state(),
             "active": tuple(self._active),
             "paces": tuple(self._paces.items()),
@@ -356,7 +361,7 @@ class Timer:
 
 async def client(node: Node) -> None:
     assert node.data is not None
-    timer, per_round = Timer(node), node.workload.num_steps(len(node.data))
+    timer, uplink, per_round = Timer(node), Uplink(node), node.workload.num_steps(len(node.data))
     steps = 0 if node.saved is None else node.saved["steps"]
     while True:
         m: GlobalModel | Check = await node.receive(GlobalModel, Check)
@@ -364,6 +369,7 @@ async def client(node: Node) -> None:
             timer.hear(m)
             continue
         timer.given()
+        uplink.settle(m.counted)
         W_i, losses = m.parameters, list[float]()
         state: State | None = None
         while not losses or not timer.is_up:
@@ -372,10 +378,11 @@ async def client(node: Node) -> None:
             r = await timer.step(work)
             W_i, state, steps = r.parameters, r.state, steps + 1
             losses.append(r.loss)
-        U_i, loss = W_i - m.parameters, sum(losses) / len(losses)
+        loss = sum(losses) / len(losses)
+        U_i = uplink.change(W_i - m.parameters, tag=m.turn)
         node.send(m.sender, Commit(m.life, m.turn, U_i, len(losses), timer.step_s, timer.commit_s, loss))
         timer.sent()
-        await node.save(steps=steps, **timer.state())
+        await uplink.save(steps=steps, **timer.state())
 
 
 METHOD = Method(
@@ -388,6 +395,7 @@ METHOD = Method(
     ends_with=("server",),
     needs="star",
     evaluates="server",
+    compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(GlobalModel, Commit)),
 )

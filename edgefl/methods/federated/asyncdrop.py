@@ -10,7 +10,8 @@ Choices: one client per rank, ranks by planned seconds per step, ties by id; tie
 index. The mask is explicit, where the code tests |W' - W| > 1e-9. The rate is [train]'s; the code's decay is
 an option, by the clock when a client begins. Residual networks lose inner channels of their blocks, the first
 stage none; other models units of every hidden layer. The server loop, staleness and faults are FedAsync's; an
-update whose mask is not known any more is refused.
+update whose mask is not known any more is refused. [compress] packs a sub-model's change; what it left out
+of a unit waits until a mask has that unit again.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ from edgefl.methods.federated.fedasync import Mix, serve
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
+from edgefl.parameters.compress import Packed
 from edgefl.patterns.asynchronous import StalenessConfig
+from edgefl.patterns.compression import Uplink, bare
 from edgefl.patterns.reports import FINITE, Intake, answers
 
 
@@ -55,24 +58,27 @@ class AsyncDropConfig(StalenessConfig):
 
 @dataclass(frozen=True)
 class Narrowed(Message):
-    """kept: int16 indices of the units in it, layer by layer; values: its parameters; turn as in FedAsync."""
+    """kept: int16 indices of the units in it, layer by layer; values: its parameters; turn and counted as in
+    FedAsync."""
 
     newest_by = ("sender",)
     version: int
     kept: Tensor
     values: Tensor
     turn: int
+    counted: int
 
 
 @dataclass(frozen=True)
 class Trimmed(Message):
-    """What became of the sub-model of that life of the server and that turn, which name its mask."""
+    """What became of the sub-model of that life of the server and that turn, which name its mask; packed: its
+    change."""
 
     once_by = ("sender", "life", "given", "turn")
     given: int
     version: int
     turn: int
-    values: Tensor
+    values: Tensor | Packed
     loss: float
 
 
@@ -121,7 +127,7 @@ class Drop(Mix):
         kept = self._mask(x, k, turn)
         self._out[k] = (self._node.life, turn, kept)
         part = sub_model(self._node.model, kept, self._drop.drop_fraction).extract(x)
-        return Narrowed(t, kept, part.values, turn)
+        return Narrowed(t, kept, part.values, turn, counted)
 
     def _mask(self, x: Vector, k: int, turn: int) -> Tensor:
         config, model, kept = self._drop, self._node.model, []
@@ -144,10 +150,21 @@ class Drop(Mix):
             intake.refuse(m.sender, "its mask is not known any more")
             return None
         sub = sub_model(self._node.model, kept, self._drop.drop_fraction)
+        if not isinstance(m.values, Tensor):
+            return self._unpacked(intake, m, x, sub, start)
         if m.values.shape != sub.index.shape or m.values.dtype != x.values.dtype:
             intake.refuse(m.sender, "it does not fit its mask")
             return None
         return intake.model(m.sender, x.replace(sub.index, m.values), x)
+
+    def _unpacked(
+        self, intake: Intake, m: Any, x: Vector, sub: SubModel, start: Vector | None
+    ) -> Vector | None:
+        if start is None:
+            intake.refuse(m.sender, "the model that it began from is not known any more")
+            return None
+        part = intake.model(m.sender, m.values, sub.extract(start))
+        return None if part is None else x.replace(sub.index, part.values)
 
     def take(self, x: Vector, update: Vector, u: int) -> Vector:
         if self._drop.reference == "previous":
@@ -161,7 +178,7 @@ class Drop(Mix):
 
 async def server(node: Node) -> Vector:
     drop = Drop(node)
-    return await serve(node, drop, keep_starts=False, offer=drop.offer, kind=Trimmed)
+    return await serve(node, drop, keep_starts=node.compress.on, offer=drop.offer, kind=Trimmed)
 
 
 def decayed(node: Node) -> Workload:
@@ -175,12 +192,16 @@ def decayed(node: Node) -> Workload:
 
 async def client(node: Node) -> None:
     assert node.data is not None
+    uplink = Uplink(node)
     while True:
         m = await node.receive(Narrowed)
-        small = sub_model(node.model, m.kept, node.config.drop_fraction).model
-        start = Vector(small.layout, m.values)
+        uplink.settle(m.counted)
+        sub = sub_model(node.model, m.kept, node.config.drop_fraction)
+        small, start = sub.model, Vector(sub.model.layout, m.values)
         r: Trained = await node.compute(LocalSGD(start, node.data, m.turn, decayed(node), model=small))
-        node.send(m.sender, Trimmed(m.life, m.version, m.turn, r.parameters.values, r.loss))
+        y = bare(uplink.model(r.parameters, start, m.turn, sub.index))
+        await uplink.save()
+        node.send(m.sender, Trimmed(m.life, m.version, m.turn, y, r.loss))
 
 
 def prepare(plan: RunPlan) -> None:
@@ -209,6 +230,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=prepare,
+    compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(Narrowed, Trimmed)),
     stateless=("client",),

@@ -29,6 +29,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=refuse_void_rounds,
+    compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(GlobalModel, LocalModel)),
     stateless=("client",),

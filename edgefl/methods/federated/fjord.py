@@ -7,8 +7,8 @@ corner.
 Server: each coordinate becomes the mean over those who reported and whose p_k-corner holds it, with weights
 n_k (examples); one that nobody holds stays.
 Choices: limits are dealt evenly over P in order of planned seconds per step, the fastest getting the largest,
-ties by id; where [assign] plans widths these are the limits. A step
-touches its corner alone: no decay or momentum outside. Rounds, deadline and over-selection as in our FedAvg,
+ties by id; where [assign] plans widths these are the limits. A step touches its corner alone: no decay or
+momentum outside. [compress] packs a corner's change. Rounds, deadline and over-selection as in our FedAvg,
 which P = {1} is.
 Self-distillation (section 3.2, distillation_alpha above 0): a step that draws p < p_k goes down
 CE(p_k) + (1 - alpha) CE(p) + alpha T^2 KL(p_k || p), so that the p_k-corner teaches and is itself trained.
@@ -34,6 +34,8 @@ from edgefl.learning.work import Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
+from edgefl.parameters.compress import Packed
+from edgefl.patterns.compression import Uplink, bare
 from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import (
     Round,
@@ -58,21 +60,23 @@ class FjORDConfig(RoundConfig):
 
 @dataclass(frozen=True)
 class Corner(Message):
-    """values: the receiver's corner of w."""
+    """values: the receiver's corner of w; counted: the round of its last report that counted, where
+    [compress] remembers, else -1."""
 
     newest_by = ("sender",)
     round: int
     values: Tensor
+    counted: int
 
 
 @dataclass(frozen=True)
 class TrainedCorner(Message):
-    """What became of it."""
+    """What became of it; packed: the change."""
 
     stale_by = "round"
     once_by = ("sender", "life", "round")
     round: int
-    values: Tensor
+    values: Tensor | Packed
     num_examples: int
     num_steps: int
     loss: float
@@ -117,13 +121,15 @@ class CornerMean:
 
 def opened(intake: Intake, w: Vector, corners: dict[int, SubModel], r: TrainedCorner) -> Tensor | None:
     """The values of a report, checked; None: refused."""
-    held = corners[r.sender]
-    if r.values.shape != held.index.shape or r.values.dtype != w.values.dtype:
+    given, sent = corners[r.sender].extract(w), r.values
+    if isinstance(sent, Tensor) and (sent.shape, sent.dtype) != (given.values.shape, given.values.dtype):
         intake.refuse(r.sender, "it does not fit its corner")
     elif r.num_steps < 1:
         intake.refuse(r.sender, f"it claims {r.num_steps} local steps")
-    elif intake.model(r.sender, w.replace(held.index, r.values), w, r.num_examples) is not None:
-        return r.values
+    else:
+        model = given.with_values(sent) if isinstance(sent, Tensor) else sent
+        found = intake.model(r.sender, model, given, r.num_examples)
+        return None if found is None else found.values
     return None
 
 
@@ -131,22 +137,25 @@ async def server(node: Node) -> Vector:
     p = limits(node)
     of_width = {width: corner(node.model, width) for width in set(p.values())}
     corners = {k: of_width[p[k]] for k in p}
-    saved = node.saved or {"w": node.model.init(), "round": 0}
+    saved = node.saved or {"w": node.model.init(), "round": 0, "counted": {}}
     w: Vector = saved["w"]
+    counted = dict(saved["counted"])
     intake = Intake(node, node.config.max_update_norm)
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, tuple(p))
         S_t = Round(node, t, tuple(p), intake)
         for k in S_t.cohort:
-            node.send(k, Corner(t, corners[k].extract(w).values))
+            node.send(k, Corner(t, corners[k].extract(w).values, counted.get(k, -1)))
         mean = CornerMean(w)
         async for r, values in S_t.reports(TrainedCorner, partial(opened, intake, w, corners)):
             mean.add(corners[r.sender], values, r.num_examples)
         if S_t.counts:
             w = mean.value()
         S_t.record()
+        if node.compress.remembers:
+            counted |= dict.fromkeys(S_t.counted, t)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1)
+        await node.save(w=w, round=t + 1, counted=dict(counted))
     return w
 
 
@@ -154,19 +163,22 @@ async def client(node: Node) -> None:
     assert node.data is not None
     p_k = limits(node)[node.id]
     choices = [corner(node.model, p) for p in node.config.widths if p <= p_k]
-    limit = choices[-1]
+    limit, uplink = choices[-1], Uplink(node)
     while True:
         m = await node.receive(Corner)
+        uplink.settle(m.counted)
+        given = Vector(limit.model.layout, m.values)
         num_steps = node.workload.num_steps(len(node.data))
         drawn = node.rng("width", m.round).integers(len(choices), size=num_steps)
         work = OrderedSGD(
-            Vector(limit.model.layout, m.values), node.data, m.round, node.workload, model=limit.model,
-            limit=limit, corners=tuple(choices[i] for i in drawn), teaching=teaching(node.config),
+            given, node.data, m.round, node.workload, model=limit.model, limit=limit,
+            corners=tuple(choices[i] for i in drawn), teaching=teaching(node.config),
         )  # fmt: skip
         r: Trained | None = await unless_stopped(node, work, m.round)
         if r is not None:
-            values = r.parameters.values
-            node.send(m.sender, TrainedCorner(m.round, values, len(node.data), r.num_steps, r.loss))
+            y = bare(uplink.model(r.parameters, given, m.round, limit.index))
+            await uplink.save()
+            node.send(m.sender, TrainedCorner(m.round, y, len(node.data), r.num_steps, r.loss))
 
 
 def widths(config: FjORDConfig) -> tuple[float, ...]:
@@ -219,6 +231,7 @@ METHOD = Method(
     needs="star",
     evaluates="server",
     prepare=prepare,
+    compresses=True,
     tolerates=Faults(crashes=True, returns=True, partitions=True),
     invariants=(FINITE, answers(Corner, TrainedCorner)),
     stateless=("client",),
