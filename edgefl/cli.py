@@ -110,7 +110,9 @@ def main() -> None:
     try:
         app(sorted(arguments, key=lambda word: word != "--debug"))  # --debug may stand after the command too
     finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # one more Ctrl-C ends it at once, without a traceback
+        exec("")  # else `python -m` ends by SIGINT after one that came in an exec, as of a dataclass
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)  # one more of them ends it at once, without a traceback
 
 
 if __name__ == "__main__":

@@ -319,6 +319,30 @@ def test_a_working_directory_that_is_gone_is_refused(place: Path) -> None:
     assert done.returncode == 2 and done.stderr.startswith("edgefl: the working directory is gone")
 
 
+FRONT = """
+import signal
+from edgefl import cli
+def app(_):
+    try:
+        exec("raise KeyboardInterrupt")
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+cli.app = app
+try:
+    cli.main()
+finally:
+    assert signal.getsignal(signal.SIGTERM) is signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_an_interruption_inside_an_exec_ends_with_130_too(place: Path) -> None:
+    """Dataclasses are made by one while libraries load: CPython would end the process by SIGINT."""
+    (place / "front.py").write_text(FRONT)
+    done = subprocess.run([sys.executable, "-m", "front"], cwd=place, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (130, "")
+
+
 def test_ctrl_c_while_the_program_loads_shows_no_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     from edgefl.__main__ import main
 

@@ -12,6 +12,7 @@ import pytest
 from kill_lab import SEED, Blow, Command, blow, contents, done, drafts, expect_end, struck, whole
 
 import edgefl
+from edgefl.experiment.comparison import load_comparison
 
 pytestmark = [
     pytest.mark.slow,
@@ -140,7 +141,7 @@ def test_a_batch_goes_on_by_the_same_command(kind: str, piece: int, tmp_path: Pa
         assert not drafts(tmp_path), (moment, drafts(tmp_path))
         for label in labels:
             assert contents(out / label) == contents(whole_batch / label), (moment, label)
-        assert (out / "comparison.html").exists() and not edgefl.load(out).failures, moment
+        assert (out / "comparison.html").exists() and not load_comparison(out).failures, moment
 
 
 def kill_a_worker(words: list[str], cwd: Path, out: Path, moment: Blow) -> None:

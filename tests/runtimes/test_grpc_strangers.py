@@ -236,6 +236,6 @@ def test_who_waits_for_others_can_be_interrupted(tmp_path: Path, number: signal.
     with fleet(tmp_path, EXPERIMENT.format(clients=2, rounds=5), 3, only=(0,)) as nodes:
         nodes.until("waiting for process 1", 0)
         nodes.processes[0].send_signal(number)
-        nodes.processes[0].communicate(timeout=20)
+        nodes.processes[0].communicate(timeout=60)
         assert nodes.processes[0].returncode == 130
         assert json.loads((tmp_path / "run" / "run.json").read_text())["status"] == "interrupted"

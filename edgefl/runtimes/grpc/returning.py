@@ -57,6 +57,7 @@ class ReturningRuntime(GrpcRuntime):
     def connected(self) -> None:
         """Take up the place of the earlier life."""
         if self._life == 0:
+            self._folder.start(self.clock())
             return
         (node,) = self.states
         log.info("node %d is back, life %d, %.1f s into the run", node, self._life, self.clock())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -107,7 +108,7 @@ class GrpcRuntime(Interpreter):
         self._own_pool = pool is None
         self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="edgefl-work")
         self._loop: asyncio.AbstractEventLoop
-        self._over = asyncio.Event()
+        self._over, self._lead_begins = asyncio.Event(), asyncio.Event()
         self._reports: dict[int, Any] = {}
         self._elsewhere: list[Elsewhere] = []
         self._models: dict[int, LastModel] = {}
@@ -197,7 +198,6 @@ class GrpcRuntime(Interpreter):
             if not await self._all_are_here():
                 self._tell_the_others()
                 return self._outcome(0.0)
-            self._start_s = self._loop.time() - self._elapsed_s
             self.connected()
             for i in self.states:
                 self.begin_life(i)
@@ -227,7 +227,7 @@ class GrpcRuntime(Interpreter):
 
     async def _all_are_here(self) -> bool:
         """Connect to the others; False where the run is ended from outside before it has begun."""
-        start = asyncio.create_task(self._transport.start())
+        start = asyncio.create_task(self._join())
         over = asyncio.create_task(self._over.wait())
         try:
             while not start.done() and not over.done():
@@ -240,6 +240,29 @@ class GrpcRuntime(Interpreter):
             for task in (start, over):
                 task.cancel()
             await asyncio.gather(start, over, return_exceptions=True)
+
+    async def _join(self) -> None:
+        """Connect to the others, and start the clock with the lead's, so that all records fit together.
+
+        The lead begins when it has connected to all, and says so; who is in a later life knows the time.
+        """
+        await self._transport.start()
+        if self.place.index != LEAD and self._life == 0:
+            await self._lead_begins.wait()
+            return
+        self._start_s = self._loop.time() - self._elapsed_s
+        if self.place.index == LEAD:
+            for process in self._others():
+                self._say_the_time(process)
+
+    def _say_the_time(self, process: int) -> None:
+        self._transport.control(process, "begin", json.dumps({"time_s": self.clock()}).encode())
+
+    def _lead_began(self, process: int, time_s: float) -> None:
+        if process == LEAD and math.isfinite(time_s) and not self._lead_begins.is_set():
+            if self._life == 0:
+                self._start_s = self._loop.time() - time_s
+            self._lead_begins.set()
 
     async def _probe_the_lead(self) -> None:
         """Measure the way to the lead, before this process serves: nothing else is under way here."""
@@ -456,6 +479,8 @@ class GrpcRuntime(Interpreter):
         self._gone.discard(node)
         if self.plan.nodes[node].role in self.plan.method.ends_with:
             self.awaited.add(node)
+        if self.place.index == LEAD:
+            self._say_the_time(self.place.process_of(node))
         for ended in self.results:
             body = json.dumps({"node": ended}).encode()
             self._transport.control(self.place.process_of(node), "ended", body)
@@ -477,6 +502,8 @@ class GrpcRuntime(Interpreter):
             note = json.loads(body)
             if kind == "ended":
                 self._guarded(self.awaited.discard, (self._hosted_by(process, note["node"]),))
+            elif kind == "begin":
+                self._lead_began(process, float(note["time_s"]))
             elif kind == "stop":
                 self._guarded(self.stop, (str(note["reason"]),))
             elif kind == "leaving":

@@ -66,6 +66,11 @@ class StateFolder:
         """This life has begun: the next one has a higher number."""
         self._write_life()
 
+    def start(self, time_s: float) -> None:
+        """The run's clock starts, or says `time_s`, in this first life."""
+        self.began_s = time.time() - time_s
+        self._write_life()
+
     def load(self, layouts: Mapping[int, Layout]) -> dict[str, Any] | None:
         """What `write` was given last, None when it never was. layouts: of the run's vectors, by digest.
 
