@@ -6,21 +6,30 @@ VENV ?= .venv
 PIP_FLAGS ?=
 BIN := $(VENV)/bin
 METHODS := fedavg,fedasync,d-psgd,ad-psgd
+KERNEL := setup.py $(wildcard edgefl/nodes/*.py edgefl/runtimes/*.py edgefl/runtimes/virtual/*.py)
+COMPILED := $(wildcard edgefl/nodes/*.so edgefl/runtimes/*.so edgefl/runtimes/virtual/*.so)
+# Once compiled, the kernel is compiled anew when its sources change: Python would go on with the old one.
+FRESH := $(if $(COMPILED),$(VENV)/.compiled)
 
-.PHONY: run test test-slow test-containers lint types protos docs bench bench-peers clean help
+.PHONY: run test compile test-compiled test-slow test-containers lint types protos docs bench bench-peers clean help
 .DEFAULT_GOAL := help
 
 help:  ## list the commands
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1: /p' Makefile
 
-run: $(VENV)/.installed-data,report  ## compare four methods on the quickstart experiment
+run: $(VENV)/.installed-data,report $(FRESH)  ## compare four methods on the quickstart experiment
 	$(BIN)/edgefl compare experiments/quickstart.toml --methods $(METHODS)
 
-test: $(VENV)/.installed-test  ## run the tests, but for slow ones and those that need containers
+test: $(VENV)/.installed-test $(FRESH)  ## run the tests, but for slow ones and those that need containers
 	$(BIN)/python -m pytest -n auto
 
-test-slow: $(VENV)/.installed-test  ## run the slow tests
+test-slow: $(VENV)/.installed-test $(FRESH)  ## run the slow tests
 	$(BIN)/python -m pytest -m slow
+
+compile: $(VENV)/.compiled  ## compile the event kernel, for faster virtual time (needs a C compiler)
+
+test-compiled: $(VENV)/.installed-test $(VENV)/.compiled  ## run the tests of the compiled kernel
+	$(BIN)/python -m pytest -n auto tests/runtimes tests/conformance
 
 test-containers: $(VENV)/.installed-test  ## run the tests that start containers (needs root)
 	$(BIN)/python -m pytest -m containers
@@ -38,20 +47,25 @@ protos: $(VENV)/.installed-test  ## generate the protocol's code anew
 docs: $(VENV)/.installed-docs  ## build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
-bench: $(VENV)/.installed-data,report  ## run the benchmarks, each beside a plain alternative
+bench: $(VENV)/.installed-data,report $(VENV)/.compiled  ## run the benchmarks, each beside a plain alternative
 	@set -e; for file in $(filter-out benchmarks/peers.py,$(wildcard benchmarks/*.py)); do \
 		echo "== $$file"; $(BIN)/python "$$file"; done
 
-bench-peers: $(VENV)/.installed-data,report benchmarks/.peers/.installed  ## run the benchmark beside Flower
+bench-peers: $(VENV)/.installed-data,report $(VENV)/.compiled benchmarks/.peers/.installed  ## run the benchmark beside Flower
 	$(BIN)/python benchmarks/peers.py
 
 clean:  ## remove what was built and cached; runs and the environment stay
 	rm -rf build site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -f $(COMPILED) edgefl_kernel__mypyc*.so $(VENV)/.compiled
 	find edgefl tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The environment with an extra of pyproject.toml, installed anew when that file changes.
 $(VENV)/.installed-%: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install $(PIP_FLAGS) --quiet --disable-pip-version-check -e '.[$*]'
+	@touch $@
+
+$(VENV)/.compiled: $(KERNEL) | $(VENV)/.installed-compile
+	EDGEFL_COMPILE=1 $(BIN)/python setup.py --quiet build_ext --inplace --force
 	@touch $@
 
 # Flower, of which edgefl is measured beside: its requirements would narrow those of edgefl's own environment.

@@ -57,6 +57,7 @@ def examine(addresses: Sequence[str] = (), runs: Path = Path("runs")) -> Iterato
         check_python,
         lambda: check_native("torch", TORCH, "pip install 'torch>=2.6,<2.11' (the builds for small boards)"),
         lambda: check_native("grpc", GRPC, "pip install --force-reinstall --only-binary :all: grpcio"),
+        check_kernel,
         check_processors,
         check_memory,
         check_home,
@@ -101,6 +102,14 @@ def _signal(number: int) -> str:
     if name == "SIGILL":
         return "SIGILL: this build uses instructions that the processor lacks"
     return f"{name}: out of memory?" if name == "SIGKILL" else name
+
+
+def check_kernel() -> Finding:
+    """Whether virtual time's event kernel is compiled."""
+    spec = importlib.util.find_spec("edgefl.runtimes.interpreter")
+    if spec is None or spec.origin is None or spec.origin.endswith(".py"):
+        return Finding("kernel", "ok", "interpreted; `make compile` in a clone makes virtual time faster")
+    return Finding("kernel", "ok", "compiled")
 
 
 def check_processors() -> Finding:

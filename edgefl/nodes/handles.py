@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Coroutine, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.errors import EdgeflError
 from edgefl.messages.base import Message
 from edgefl.nodes.operations import Delivered, Join, Left, Op
@@ -15,6 +17,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Task(Generic[T]):
     """A coroutine that runs beside its parent and ends with it. Await it for its value."""
 
@@ -69,6 +72,7 @@ class Task(Generic[T]):
         return f"a child that waits for {inner}"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Transfer:
     """A message on its way to one or more receivers. Await it: the uplink is free of it again."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Generator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.messages.base import Message
 
 if TYPE_CHECKING:
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Op(Generic[T_co]):
     """One thing to wait for. Awaiting it hands it to the runtime, which answers when it is done."""
 
@@ -27,6 +30,7 @@ class Op(Generic[T_co]):
         raise NotImplementedError
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Sleep(Op[None]):
     """Let `seconds` pass on the node's clock."""
 
@@ -41,6 +45,7 @@ class Sleep(Op[None]):
         return f"{self.seconds:g} s to pass"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Compute(Op[T_co]):
     """Have the processor carry out `work`; `share`: on a reserved share of it, beside the queue."""
 
@@ -55,6 +60,7 @@ class Compute(Op[T_co]):
         return f"its {type(self.work).__name__}"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Receive(Op[Any]):
     """The oldest message of these kinds, from these senders, with these field values."""
 
@@ -81,6 +87,7 @@ class Receive(Op[Any]):
         return f"{kinds}{of}{where}"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class First(Op[Any]):
     """The first ready of receives, tasks and transfers; the others lose nothing."""
 
@@ -93,6 +100,7 @@ class First(Op[Any]):
         return "the first of: " + "; ".join(op.describe() for op in self.ops)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Join(Op[T_co]):
     """The end of a child task."""
 
@@ -105,6 +113,7 @@ class Join(Op[T_co]):
         return self.task.describe()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Left(Op[None]):
     """The uplink is free of a transfer again."""
 
@@ -117,6 +126,7 @@ class Left(Op[None]):
         return self.transfer.describe()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Delivered(Op[None]):
     """All receivers of a transfer have acknowledged it."""
 
@@ -129,6 +139,7 @@ class Delivered(Op[None]):
         return f"the acknowledgement of {self.transfer.describe()}"
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Save(Op[None]):
     """Make `state` this node's saved state, and with it all messages consumed so far.
 

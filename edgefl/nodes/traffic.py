@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 
+from mypy_extensions import mypyc_attr
 
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Traffic:
     """What was sent so far.
 

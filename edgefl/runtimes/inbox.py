@@ -7,6 +7,8 @@ import operator
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.messages.base import Back, Gone, Message
 from edgefl.nodes.operations import Receive
 
@@ -36,6 +38,7 @@ def is_stale(pattern: Receive, message: Message) -> bool:
     return bool(getattr(message, counter) < pattern.fields[counter])
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Inbox:
     """Messages by kind, oldest first, under the rules that their classes state.
 

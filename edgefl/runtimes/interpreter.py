@@ -11,6 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.learning.poison import Poisoned
 from edgefl.messages.base import Back, Gone, Message
 from edgefl.messages.codec import LEAST_MAX_VALUES, Codec
@@ -23,6 +25,7 @@ from edgefl.runtimes.inbox import is_stale, matches
 from edgefl.runtimes.tasks import WAIT, NodeState, Tasks, outcome_of
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Interpreter(Tasks):
     """Says what the operations of `hosted` nodes mean."""
 

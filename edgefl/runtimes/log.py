@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import TYPE_CHECKING, Any
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.errors import Cancelled, RunError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ class _Diverged(RunError):
         super().__init__("a program does not go on from what it saved as it went on when it saved it")
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Log:
     """Entries: (step, task index, time, value, error), (end, task index, time), (saw, value).
 

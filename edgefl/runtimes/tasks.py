@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any, TypeVar
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.errors import Cancelled, EdgeflError, ProgramFailed, Unreachable
 from edgefl.learning.workload import Workload
 from edgefl.nodes.handles import Task, Transfer
@@ -25,6 +27,7 @@ WAIT: Any = object()
 """What the beginning of an operation answers when it is not ready: the task is parked."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class NodeState:
     """One node as the runtime knows it. known_dead: the peers that it has heard are gone. workload: as its
     program has it in this life."""
@@ -52,6 +55,7 @@ class NodeState:
         self.log = Log(self.saved, self.workload)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Tasks:
     """The programs of `hosted` nodes of a plan."""
 
@@ -202,7 +206,7 @@ class Tasks:
         coroutine = task.coroutine
         assert coroutine is not None
         before, self.current = self.current, task
-        op: Op[Any] | None = None
+        op: Any = None  # what a program awaits, be it an operation or not
         try:
             while True:
                 if self.logging:
@@ -227,10 +231,8 @@ class Tasks:
         finally:
             self.current = before
 
-    def _finish(
-        self, task: Task[Any], result: Any, error: BaseException | None, last: Op[Any] | None = None
-    ) -> None:
-        """A task has returned or failed; last: the operation that it awaited last, if it failed after one."""
+    def _finish(self, task: Task[Any], result: Any, error: BaseException | None, last: Any = None) -> None:
+        """A task has returned or failed; last: what it awaited last, if it failed after that."""
         task.finished, task.result, task.error = True, result, error
         task.coroutine = None
         for child in list(task.children):
@@ -279,7 +281,7 @@ class Tasks:
 
     # --- the end of a program ------------------------------------------------------------------------
 
-    def _main_ended(self, task: Task[Any], last: Op[Any] | None) -> None:
+    def _main_ended(self, task: Task[Any], last: Any) -> None:
         node = task.state.id
         self.awaited.discard(node)
         if task.error is None:

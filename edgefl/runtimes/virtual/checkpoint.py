@@ -13,7 +13,7 @@ import importlib
 import io
 import pickle
 from collections.abc import Callable, Iterator
-from types import FunctionType, MethodType
+from types import BuiltinMethodType, FunctionType, MethodType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -150,7 +150,7 @@ class _Pickler(pickle.Pickler):
         return name
 
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, MethodType):
+        if isinstance(thing, MethodType | BuiltinMethodType) and thing.__self__ is not builtins:
             return _bound, (thing.__self__, thing.__name__)
         if isinstance(thing, torch.Tensor):
             return _tensor, (_raw(thing), str(thing.dtype).removeprefix("torch."), tuple(thing.shape))

@@ -12,6 +12,8 @@ from __future__ import annotations
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 if TYPE_CHECKING:
     from edgefl.runtimes.virtual.sharing import End, SharedLinks
     from edgefl.runtimes.virtual.transit import Flow
@@ -20,6 +22,7 @@ _INF = float("inf")
 LEAST_RATE = 1e-9  # bytes per second; a flow that gets nothing still ends some day
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Hub:
     """The flows of one end while it is the centre of a star.
 

@@ -14,6 +14,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.network import NetworkPlan
 from edgefl.runtimes.virtual.sharing import FairLinks, LocalFairLinks
 from edgefl.runtimes.virtual.transit import Clock, Flow, Lane, Links
@@ -30,6 +32,7 @@ def make_links(plan: NetworkPlan, clock: Clock, on_left: Callable[[Flow, float],
     return FairLinks(plan, clock, on_left)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FifoLinks:
     """An uplink sends one message after the other at its full rate; a downlink takes them in that order.
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
+from mypy_extensions import mypyc_attr
 
 from edgefl.errors import ConfigError
 from edgefl.keyed import generator
@@ -22,6 +23,7 @@ BEGIN_AT_ONCE = (LocalSGD, Gradient, Evaluate)
 """Work that depends on nothing but its values, and may be done before its time."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Jitter:
     """Log-normal factors of mean 1, an endless stream keyed by (seed, node)."""
 
@@ -42,6 +44,7 @@ class Jitter:
         return self._factors.pop()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Item:
     """One work item under way: who waits for it, how long it takes, and, once carried out, its result."""
 
@@ -60,6 +63,7 @@ class Item:
         self.carried_out = self.cancelled = False
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Workshop:
     """Carries out the fleet's work.
 
@@ -143,6 +147,7 @@ def run_alone(work: Work) -> object:
         return error
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Heat:
     """How hot a processor is: 0 as at the start, 1 where it begins to throttle; it stops at a half."""
 
@@ -170,6 +175,7 @@ class Heat:
         return self._thermal.slowdown if self._throttled else 1.0
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Processor:
     """One node's processor: `lanes` items at a time in order of arrival, and reserved shares beside them."""
 

@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from heapq import heappop, heappush
 from typing import Any, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.devices.energy.model import modelled_joules
 from edgefl.errors import Stuck
 from edgefl.learning.executors import Executor
@@ -32,6 +34,7 @@ class Checkpointer(Protocol):
     def write(self, runtime: VirtualRuntime) -> None: ...
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class VirtualRuntime(Interpreter):
     """Runs a plan in virtual time. Events order by (time, sequence); nothing depends on the wall clock.
 
@@ -352,8 +355,8 @@ class VirtualRuntime(Interpreter):
         self.observer.event(self._time_s, "crash", node, "")
         self.end_life(node)
         state.processor.clear(self._time_s)
-        for transfer in list(reversed(self._leaving[node])):
-            for flow in reversed(transfer.flows):  # the queued ones first, so that none of them starts
+        for transfer in list(self._leaving[node])[::-1]:
+            for flow in transfer.flows[::-1]:  # the queued ones first, so that none of them starts
                 self._links_off(flow)
             transfer.cancelled = True
             self._forget(transfer)

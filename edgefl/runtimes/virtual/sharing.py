@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.network import NetworkPlan
 from edgefl.network.maxmin import max_min
 from edgefl.runtimes.virtual.hubs import LEAST_RATE, Hub
@@ -16,6 +18,7 @@ _ROUNDING = 1e-9
 """Relative difference between rates that are taken as equal."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class End:
     """One capacity and the flows that cross it now. capacity, reserved: in bytes per second."""
 
@@ -53,6 +56,7 @@ class End:
         return not self.crowded and len(self.flows) >= least and self.sharing == len(self.flows)
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class SharedLinks:
     """Flows whose rates change as others come and go. Rates are settled once per instant, at its end."""
 
@@ -236,6 +240,7 @@ def _is_leaf(end: End) -> bool:
     return len(end.flows) == 1 and next(iter(end.flows)).hub is not None
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LocalFairLinks(SharedLinks):
     """A flow gets the smallest of the equal shares at the ends that it crosses.
 
@@ -264,6 +269,7 @@ class LocalFairLinks(SharedLinks):
         return found
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class FairLinks(SharedLinks):
     """Exact max-min over uplinks, segments, downlinks and per-flow caps."""
 

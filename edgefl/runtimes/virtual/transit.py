@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from mypy_extensions import mypyc_attr
+
 from edgefl.keyed import generator
 from edgefl.messages.base import Message
 
@@ -17,6 +19,7 @@ _BLOCK = 64
 """Random numbers drawn at once: a generator of its own for each costs ten times as much."""
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Draws:
     """A node's uniform numbers for one purpose, an endless stream keyed by (seed, purpose, node)."""
 
@@ -39,6 +42,7 @@ class Draws:
         return self.left
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Lane:
     """The way of one kind of message from one node to another, and what all of them meet on it.
 
@@ -81,6 +85,7 @@ class Lane:
         return total
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Flow:
     """One message on its way to one receiver. size_bytes: as sent, retransmissions included.
 
