@@ -20,7 +20,8 @@ from edgefl.experiment.profiling import measure_kernels
 from edgefl.learning import Learner, Model, ModelConfig, Problem, TrainConfig, Workload, build_model
 from edgefl.learning.cost import duration_s
 from edgefl.learning.measuring import made_data, stage_sample, step_sample
-from edgefl.learning.work import LocalSGD, stage_backward_cost
+from edgefl.learning.work import LocalSGD
+from edgefl.learning.work_costs import stage_backward_cost
 from edgefl.planning.workloads import narrowed
 
 DIGITS, FASHION = Problem("classification", (1, 8, 8), 10), Problem("classification", (1, 28, 28), 10)

@@ -23,7 +23,8 @@ from edgefl.learning.cost import Cost
 from edgefl.learning.learner import Learner
 from edgefl.learning.model import Model
 from edgefl.learning.models.dense import Dense
-from edgefl.learning.work import Work, forward_cost
+from edgefl.learning.work import Work
+from edgefl.learning.work_costs import forward_cost
 from edgefl.parameters import Vector
 
 _BUILD_BYTES, _SWAP_BYTES, _SWAPS = 24, 100, 10

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Hashable, Sequence
 from concurrent.futures import Future
-from functools import partial
 from typing import Any, Literal, Protocol, TypeVar
 
 from edgefl.errors import ConfigError, nearest
@@ -104,19 +103,25 @@ class Parallel:
 
     def __init__(self, learner: Learner, workers: int) -> None:
         self.learner = learner
-        self._workers = Workers(learner, workers)
+        self._workers = Workers(workers)
         self.num_workers = self._workers.beside
+        self._learners = [learner]
+        """Each thread's, with scratch memory of its own; the caller's first."""
 
     def run(self, works: Sequence[Work]) -> list[object]:
         return [future.result() for future in self.start(works)]
 
     def start(self, works: Sequence[Work]) -> Sequence[Promise]:
         return [
-            self._workers.submit(partial(_attempt, work))
-            if type(work) in _WHOLE
-            else _done(_attempt(work, self.learner))
+            self._submit(work) if type(work) in _WHOLE else _done(_attempt(work, self.learner))
             for work in works
         ]
+
+    def _submit(self, work: Work) -> Promise:
+        if len(self._learners) <= self.num_workers:  # as many as threads, of which a call starts at most one
+            # Made here, and not there: making modules borrows torch's global random state.
+            self._learners.append(self.learner.twin())
+        return self._workers.submit(lambda place: _attempt(work, self._learners[place]))
 
     def group_key(self, work: Work) -> Hashable | None:
         return None
@@ -192,7 +197,7 @@ class Batched:
         self.learner = learner
         self.group = min(group, max(_FEW, _MOST_VALUES // learner.model.layout.size))
         self._dense = DenseGroups(learner, layers)
-        self._workers = Workers(learner, workers)
+        self._workers = Workers(workers)
         self.num_workers = self._workers.beside
         self._narrower: dict[Model, DenseGroups] = {}
 

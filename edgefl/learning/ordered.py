@@ -12,7 +12,8 @@ from edgefl.learning import tasks
 from edgefl.learning.cost import Cost, in_turn
 from edgefl.learning.learner import Learner, Scratch, check_steps, value_of
 from edgefl.learning.narrowing import SubModel
-from edgefl.learning.work import LocalSGD, Trained, batch_sizes, gradient_cost, num_examples_in
+from edgefl.learning.work import LocalSGD, Trained
+from edgefl.learning.work_costs import batch_sizes, gradient_cost, num_examples_in
 
 
 @dataclass(frozen=True)

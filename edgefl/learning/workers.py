@@ -1,4 +1,4 @@
-"""Threads that carry work out side by side, each with scratch memory of its own and one torch thread.
+"""Threads that carry work out side by side, each with one torch thread.
 
 Threads and not processes: PyTorch lets go of the interpreter inside its operators, parameters need not be
 copied between address spaces, and no worker can die by itself.
@@ -6,6 +6,7 @@ copied between address spaces, and no worker can die by itself.
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 from collections import deque
@@ -16,7 +17,6 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from edgefl.errors import ConfigError
-from edgefl.learning.learner import Learner
 
 T = TypeVar("T")
 VARIABLE = "EDGEFL_WORKERS"
@@ -39,11 +39,14 @@ def default_workers() -> int:
 
 
 class Job(Generic[T]):
-    """A call that is carried out once, by a worker or by whoever waits for it first."""
+    """A call that is carried out once, by a worker or by whoever waits for it first.
+
+    It is told the place of the thread that does it: 0 the caller's, 1 and so on those beside it.
+    """
 
     __slots__ = ("_call", "_future", "_workers")
 
-    def __init__(self, call: Callable[[Learner], T], workers: Workers) -> None:
+    def __init__(self, call: Callable[[int], T], workers: Workers) -> None:
         self._call, self._workers = call, workers
         self._future: Future[T] = Future()
 
@@ -58,12 +61,12 @@ class Job(Generic[T]):
         """Nobody wants it any more; whether that kept it from being carried out."""
         return self._future.cancel()
 
-    def carry_out(self, learner: Learner) -> None:
+    def carry_out(self, place: int) -> None:
         """Carry it out, unless it was cancelled."""
         if not self._future.set_running_or_notify_cancel():
             return
         try:
-            self._future.set_result(self._call(learner))
+            self._future.set_result(self._call(place))
         except BaseException as error:  # it is raised where the result is asked for
             self._future.set_exception(error)
 
@@ -75,31 +78,24 @@ class Workers:
     idly, but does what is next itself.
     """
 
-    def __init__(self, learner: Learner, count: int) -> None:
+    def __init__(self, count: int) -> None:
         if count < 1:
             raise ConfigError("workers", count, "at least 1 is needed")
         self.beside = count - 1
         """Threads beside the caller's."""
-        self._learner = learner
         self._own = threading.local()
         self._waiting: deque[Job[Any]] = deque()
         """What nobody has begun, the oldest first."""
         self._pool: ThreadPoolExecutor | None = None
-        self._num_twins = 0
-        self._twins: list[Learner] = []
-        """For threads that have not begun."""
+        self._places = itertools.count(1)
 
-    def submit(self, call: Callable[[Learner], T]) -> Job[T]:
-        """Have the next free thread do this with its own learner; calls begin in the order given."""
+    def submit(self, call: Callable[[int], T]) -> Job[T]:
+        """Have the next free thread do this; calls begin in the order given, each starts one thread at most."""
         job = Job(call, self)
         self._waiting.append(job)
         if self.beside:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.beside, "edgefl worker", self._begin)
-            if self._num_twins < self.beside:  # at most one thread is started for a call
-                # Made here, and not there: making modules borrows torch's global random state.
-                self._twins.append(self._learner.twin())
-                self._num_twins += 1
             self._pool.submit(self._carry_out_next)
         return job
 
@@ -111,21 +107,21 @@ class Workers:
         except ValueError:
             if not self._waiting:
                 return False
-            return self._carry_out(self._learner)
-        wanted.carry_out(self._learner)
+            return self._carry_out(0)
+        wanted.carry_out(0)
         return True
 
     def _begin(self) -> None:
         torch.set_num_threads(1)
-        self._own.learner = self._twins.pop()
+        self._own.place = next(self._places)
 
     def _carry_out_next(self) -> None:
-        self._carry_out(self._own.learner)
+        self._carry_out(self._own.place)
 
-    def _carry_out(self, learner: Learner) -> bool:
+    def _carry_out(self, place: int) -> bool:
         try:
             job = self._waiting.popleft()
         except IndexError:  # somebody else was first
             return False
-        job.carry_out(learner)
+        job.carry_out(place)
         return True

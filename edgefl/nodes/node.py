@@ -12,7 +12,8 @@ import torch
 from edgefl.data import Batch, LocalData
 from edgefl.keyed import generator
 from edgefl.learning.cost import duration_s
-from edgefl.learning.work import LocalSGD, gradient_cost
+from edgefl.learning.work import LocalSGD
+from edgefl.learning.work_costs import gradient_cost
 from edgefl.messages.base import Message
 from edgefl.nodes.operations import Compute, First, Op, Receive, Save, Sleep
 

@@ -12,7 +12,7 @@ from typing import Any, cast
 from edgefl.errors import ConfigError
 from edgefl.learning.learner import Learner
 from edgefl.learning.model import Model
-from edgefl.learning.work import stage_backward_cost
+from edgefl.learning.work_costs import stage_backward_cost
 from edgefl.nodes.node import FleetView
 from edgefl.nodes.plan import RunPlan
 from edgefl.planning.assign import planned_cuts

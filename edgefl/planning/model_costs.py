@@ -9,7 +9,7 @@ from typing import Protocol
 from edgefl.devices import DeviceProfile
 from edgefl.learning.cost import duration_s
 from edgefl.learning.learner import Learner
-from edgefl.learning.work import stage_backward_cost, stage_forward_cost
+from edgefl.learning.work_costs import stage_backward_cost, stage_forward_cost
 from edgefl.nodes.node import FleetView
 from edgefl.parameters.crossing import WHOLE, Packing
 from edgefl.planning.simulate import Links

@@ -14,7 +14,7 @@ from edgefl.errors import ConfigError
 from edgefl.learning.cost import Cost, duration_s
 from edgefl.learning.learner import Learner
 from edgefl.learning.model import Model
-from edgefl.learning.work import stage_backward_cost, stage_forward_cost
+from edgefl.learning.work_costs import stage_backward_cost, stage_forward_cost
 from edgefl.learning.workload import Workload
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters.crossing import WHOLE, Packing

@@ -6,7 +6,8 @@ from edgefl.devices.kernels import KINDS, Kernels
 from edgefl.learning import Learner, ModelConfig, Problem, TrainConfig, Workload, build_model, duration_s
 from edgefl.learning.measuring import made_data
 from edgefl.learning.operators import StepTimes
-from edgefl.learning.work import LocalSGD, stage_backward_cost, stage_forward_cost
+from edgefl.learning.work import LocalSGD
+from edgefl.learning.work_costs import stage_backward_cost, stage_forward_cost
 
 DIGITS = Problem("classification", (1, 8, 8), 10)
 ALL = (

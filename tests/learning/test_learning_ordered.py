@@ -14,7 +14,7 @@ from edgefl.devices import DeviceProfile
 from edgefl.devices.kernels import KINDS, Kernels
 from edgefl.learning import Learner, LocalSGD, TrainConfig, Workload, duration_s, tasks
 from edgefl.learning.ordered import OrderedSGD, Teaching
-from edgefl.learning.work import gradient_cost
+from edgefl.learning.work_costs import gradient_cost
 
 TRAINS = [
     {},

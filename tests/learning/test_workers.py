@@ -3,18 +3,12 @@
 import threading
 
 import pytest
-from learning_toys import named_model
 
-from edgefl.learning import Learner, TrainConfig
 from edgefl.learning.workers import Workers
 
 
-def workers(count: int) -> Workers:
-    return Workers(Learner(named_model("mlp")[0], TrainConfig()), count)
-
-
 def test_without_another_thread_a_job_is_carried_out_when_its_result_is_asked_for() -> None:
-    alone, seen = workers(1), []
+    alone, seen = Workers(1), []
     first, second = (alone.submit(lambda _, i=i: seen.append(i) or i) for i in (1, 2))
     assert seen == []
     assert second.result() == 2 and seen == [2]
@@ -23,14 +17,14 @@ def test_without_another_thread_a_job_is_carried_out_when_its_result_is_asked_fo
 
 
 def test_who_waits_for_what_another_thread_is_at_does_the_oldest_of_the_rest() -> None:
-    pair, begun, go_on, seen = workers(2), threading.Event(), threading.Event(), []
+    pair, begun, go_on, seen = Workers(2), threading.Event(), threading.Event(), []
 
-    def slow(_: Learner) -> str:
+    def slow(_: int) -> str:
         begun.set()
         assert go_on.wait(30)
         return threading.current_thread().name
 
-    def quick(_: Learner) -> str:
+    def quick(_: int) -> str:
         seen.append(threading.current_thread().name)
         if len(seen) == 2:
             go_on.set()
@@ -45,26 +39,38 @@ def test_who_waits_for_what_another_thread_is_at_does_the_oldest_of_the_rest() -
 
 
 def test_each_job_is_carried_out_once_whoever_takes_it() -> None:
-    several, seen = workers(3), []
+    several, seen = Workers(3), []
     jobs = [several.submit(lambda _, i=i: seen.append(i) or i) for i in range(200)]
     assert [job.result() for job in reversed(jobs)] == list(reversed(range(200)))
     assert sorted(seen) == list(range(200))
 
 
 def test_a_job_that_nobody_wants_is_not_carried_out() -> None:
-    alone, seen = workers(1), []
+    alone, seen = Workers(1), []
     job, other = alone.submit(lambda _: seen.append("cancelled")), alone.submit(lambda _: seen.append("kept"))
     assert job.cancel()
     other.result()
     assert seen == ["kept"] and not other.cancel()
 
 
+def test_a_job_is_told_the_place_of_its_thread() -> None:
+    pair, both = Workers(2), threading.Barrier(2)
+
+    def there(place: int) -> tuple[int, str]:
+        both.wait(30)
+        return place, threading.current_thread().name
+
+    jobs = [pair.submit(there) for _ in range(2)]
+    found = dict(job.result() for job in jobs)
+    assert sorted(found) == [0, 1] and found[0] == threading.current_thread().name != found[1]
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_what_a_job_raises_reaches_whoever_waits_for_it(count: int) -> None:
-    def broken(_: Learner) -> None:
+    def broken(_: int) -> None:
         raise ZeroDivisionError("a mistake")
 
-    job = workers(count).submit(broken)
+    job = Workers(count).submit(broken)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError, match="a mistake"):
             job.result()
