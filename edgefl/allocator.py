@@ -9,7 +9,7 @@ _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def keep_memory() -> bool:
-    """Tell glibc to serve blocks up to 64 MiB from one heap for all threads, and to keep 1 GiB of what is freed.
+    """Have glibc serve blocks up to 64 MiB from one heap for all threads, and keep 1 GiB of what is freed.
 
     A thread with a heap of its own gives that back piece by piece whatever the threshold, and keeps what it
     freed to itself. One heap counts for threads that have not begun.

@@ -90,7 +90,7 @@ class Workers:
         self._places = itertools.count(1)
 
     def submit(self, call: Callable[[int], T]) -> Job[T]:
-        """Have the next free thread do this; calls begin in the order given, each starts one thread at most."""
+        """Have the next free thread do this; calls begin in order, and each starts one thread at most."""
         job = Job(call, self)
         self._waiting.append(job)
         if self.beside:
