@@ -286,6 +286,11 @@ class RunObserver:
         self.final_models = {node: evaluation for node, (_, evaluation) in self._seen.items()}
 
     @property
+    def evaluated(self) -> dict[int, Vector]:
+        """The models that were evaluated last, by node or -1."""
+        return {node: vector for node, (vector, _) in self._seen.items()}
+
+    @property
     def curve(self) -> list[Row]:
         """(time_s, step, value, loss, worst_tenth, best, payload_bytes, joules), a row per evaluation.
 

@@ -15,6 +15,7 @@ from edgefl.experiment.build import Built
 from edgefl.experiment.energy import node_joules, total, word
 from edgefl.experiment.folder import RunFolder
 from edgefl.experiment.observer import RunObserver, spread, value_of
+from edgefl.experiment.own_mix import own_mix_accuracy
 from edgefl.experiment.pace import mean_round_s, mean_rounds
 from edgefl.runtimes.outcome import Outcome
 
@@ -25,9 +26,9 @@ def summarise(
     """A run in one dictionary that JSON can hold; times in seconds, None for what is not known.
 
     rounds, round_s: that a node published in the mean, and what one took (see pace). final_metric,
-    final_loss: means over the nodes evaluated at the end. busy_s, idle_s: device-seconds of
-    the whole fleet. wire_bytes: modelled. joules: of the nodes whose machine measures them or whose profile
-    has power; energy: in which of these ways, "measured", "modelled", or both.
+    final_loss: means over the nodes evaluated at the end. own_mix_accuracy: see own_mix. busy_s,
+    idle_s: device-seconds of the whole fleet. wire_bytes: modelled. joules: of the nodes whose machine
+    measures them or whose profile has power; energy: in which of these ways, "measured", "modelled", or both.
     """
     target, metric = built.experiment.stop.target, built.metric
     finals = list(observer.final_models.values())
@@ -51,6 +52,7 @@ def summarise(
         "time_to_target_s": observer.time_to_target_s,
         "final_accuracy": sum(accuracies) / len(accuracies) if accuracies else None,
         "final_metric": mean,
+        "own_mix_accuracy": own_mix_accuracy(built, observer.evaluated),
         "final_loss": sum(e.loss for e in finals) / len(finals) if finals else None,
         "spread": {"worst_tenth": worst_tenth, "mean": mean, "best": best},
         "messages": outcome.traffic.messages,
