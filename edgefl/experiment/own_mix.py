@@ -10,10 +10,12 @@ import numpy as np
 from edgefl.data import Batch
 from edgefl.data.partition import label_table
 from edgefl.experiment.build import Built
+from edgefl.experiment.threads import one_thread
 from edgefl.learning.work import Evaluate, Evaluation
 from edgefl.parameters import Vector
 
 
+@one_thread()
 def own_mix_accuracy(built: Built, models: Mapping[int, Vector]) -> float | None:
     """The mean, over nodes with data, of their model's test accuracy with classes weighted as they have them.
 
