@@ -57,6 +57,8 @@ class Edges:
         """The newest life of each neighbor that has returned."""
         self._pending: set[int] = set()
         """Neighbors that have returned and have not said when they begin."""
+        self._begun: dict[int, Join] = {}
+        """When others begin who said so before it was known that they return: a Join may overtake a Ready."""
 
     async def begin(self, step: int) -> int:
         """The step to go on at: `step`, or the agreed one after a return."""
@@ -73,9 +75,8 @@ class Edges:
                 break
             if isinstance(m, Join):
                 self._hear(m, step, joins=True)
-                if not m.begins:
+                if not m.begins and m.sender not in waiting:  # else its Ready is under way, and says more
                     answers[m.sender] = m.at
-                    waiting.discard(m.sender)
             elif isinstance(m, Gone):
                 waiting.discard(m.sender)
                 answers.pop(m.sender, None)
@@ -83,10 +84,14 @@ class Edges:
             elif m.asked == node.life and m.life >= self._lives.get(m.sender, 0):
                 waiting.discard(m.sender)
                 answers[m.sender] = m.at
+                begun = self._begun.get(m.sender)
                 if m.joins:
                     self._pending.add(m.sender)
                     self._lives[m.sender] = m.life
+                    if begun is not None and begun.life == m.life:
+                        self._hear(begun, step)
                 else:
+                    self._pending.discard(m.sender)
                     self.since[m.sender] = 0
         start = max([step, *answers.values()])
         node.send(sorted(answers), Join(start, True))
@@ -137,3 +142,5 @@ class Edges:
             self._pending.discard(m.sender)
             if m.at >= 0:
                 self.since[m.sender] = m.at
+        else:
+            self._begun[m.sender] = m
