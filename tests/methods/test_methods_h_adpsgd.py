@@ -236,6 +236,16 @@ def test_an_order_with_the_heads_model_costs_a_model_to_each_other_learner(G):
     assert payload(outcome, "Order") == with_model * (G - 1) * 4 * 650
 
 
+@pytest.mark.parametrize("G", [1, 2, 4])
+def test_delay_by_one_sends_models_and_gradients_and_not_a_value_more(G):
+    """Rings of the heads and within sites, and from each head its model to the others of its site."""
+    steps, sites, d = 12, 8 // G, 4 * 650
+    outcome = run_small("delay-by-one", 8, rounds=steps, learners_per_site=G, model=LINEAR)
+    rings = 2 * (sites - 1) * d + sites * 2 * (G - 1) * d
+    assert payload(outcome, "Chunk") == steps * rings
+    assert outcome.traffic.payload_bytes == steps * (rings + sites * (G - 1) * d)
+
+
 @pytest.mark.parametrize(("step_per_round_trip", "hidden"), [(1.2, True), (0.35, False)])
 def test_exchanges_are_hidden_where_their_round_trip_is_below_a_step(step_per_round_trip, hidden):
     """4,810 values at 20 Mb/s and 20 ms one way are there and back in 55 ms."""

@@ -26,7 +26,7 @@ async def learner(node: Node) -> Vector:
     for k in node.rounds():
         computing = node.start(site.mean_gradient(site.x, k))
         if site.leads:
-            mean = await all_reduce_mean(node, heads, site.x, tag=2 * k + 1)
+            mean = await all_reduce_mean(node, heads, site.x, weight=None, tag=2 * k + 1)
         r: GradientResult | None = await computing
         if r is None:
             raise PeerGone(site.members.lost)
