@@ -10,7 +10,7 @@ from pathlib import Path
 
 KEEP_THE_MEAN = (
     "ad-psgd", "choco-sgd", "d-psgd", "delay-by-one", "h-adpsgd", "h-ring-psgd", "moshpit-sgd", "prague",
-    "prague-static",
+    "prague-static", "sgp",
 )  # fmt: skip
 STAY_WITHIN = ("combo", "divshare", "divshare-adpsgd", "divshare-swift", "swift")
 """Their averages have weights that sum to 1 at each node, and nothing more."""

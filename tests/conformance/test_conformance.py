@@ -66,6 +66,7 @@ SYNCHRONOUS = [
     "h-ring-psgd",
     "delay-by-one",
     "fixed-adacomm",
+    "sgp",
 ]
 ASYNCHRONOUS = ["fedasync", "ad-psgd", "divshare", "divshare-adpsgd", "divshare-swift", "swift", "prague"]
 ASYNCHRONOUS += ["fedbuff", "ssp", "asyncdrop", "combo", "moshpit-sgd", "h-adpsgd", "adsp", "adacomm"]

@@ -52,7 +52,9 @@ SETTINGS = {"prague-static": "workers_per_machine = 3"} | dict.fromkeys(
     ("divshare", "divshare-adpsgd", "divshare-swift"), "recipients = 3"
 )
 PEERS = [m.name for m in methods().values() if m.family in ("decentralized", "collective")]
-IN_STEP = ("choco-sgd", "combo", "d-psgd", "delay-by-one", "h-ring-psgd", "prague-static", "ring-allreduce")
+IN_STEP = (
+    "choco-sgd", "combo", "d-psgd", "delay-by-one", "h-ring-psgd", "prague-static", "ring-allreduce", "sgp",
+)  # fmt: skip
 """Methods whose messages and models do not depend on who is faster."""
 
 

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from functools import partial
-
-import numpy as np
 import pytest
 import torch
 from methods_reference import Scattered, batches, run, scatter, sgd, with_programs
@@ -16,7 +12,6 @@ from edgefl.errors import ConfigError
 from edgefl.keyed import generator
 from edgefl.methods.decentralized.moshpit_sgd import METHOD, MoshpitConfig, next_key, peer, side, start_key
 from edgefl.nodes.plan import Crash, FaultPlan, Partition
-from edgefl.patterns.groups import divide
 from edgefl.patterns.matchmaking import Group
 
 STILL = {"learning_rate": 1e-30}
@@ -198,117 +193,3 @@ def test_the_grid_and_the_starting_keys():
 def test_impossible_grids_are_refused(n, config, message):
     with pytest.raises(ConfigError, match=message):
         METHOD.prepare(small_plan("moshpit-sgd", n, **config))
-
-
-# --- the mixing alone, on scalars -----------------------------------------------------------------------
-
-
-def test_equal_random_groups_contract_by_r_minus_1_over_n_minus_1():
-    n, r, rng = 16, 4, np.random.default_rng(0)
-    before = after = 0.0
-    for _ in range(2000):
-        x = rng.standard_normal(n)
-        before += x.var()
-        for members in divide(range(n), n // r, rng):
-            x[members] = x[members].mean()
-        after += x.var()
-    assert after / before == pytest.approx((r - 1) / (n - 1), rel=0.05)
-
-
-def grid_rounds(n, M, p, seed, target=1e-9, cap=50):
-    """Rounds until the variance is below target: n peers on distinct cells of an M x M grid, axes in turn;
-    each round every peer is absent with probability p and neither sends nor changes."""
-    rng = np.random.default_rng(seed)
-    cells = rng.permutation(M * M)[:n]
-    x = rng.standard_normal(n)
-    for t in range(cap):
-        here = rng.random(n) >= p
-        line = cells % M if t % 2 == 0 else cells // M
-        for c in range(M):
-            members = here & (line == c)
-            if members.any():
-                x[members] = x[members].mean()
-        if x.var() < target:
-            return t + 1
-    return cap
-
-
-def random_group_rounds(n, M, p, seed, target=1e-9, cap=50):
-    """The same with present peers shuffled and cut into ceil(present / M) near-equal groups."""
-    rng = np.random.default_rng(seed)
-    x = rng.standard_normal(n)
-    for t in range(cap):
-        here = rng.permutation(np.flatnonzero(rng.random(n) >= p))
-        for members in np.array_split(here, math.ceil(len(here) / M)):
-            x[members] = x[members].mean()
-        if x.var() < target:
-            return t + 1
-    return cap
-
-
-def test_the_papers_table_at_small_scale():
-    """N = 64, 8 x 8, p = 0.01, to 1e-9: 3.8 rounds against 9.6; a half-empty grid loses the lead."""
-    moshpit = [grid_rounds(64, 8, 0.01, seed) for seed in range(10)]
-    random = [random_group_rounds(64, 8, 0.01, seed) for seed in range(10)]
-    assert np.mean(moshpit) <= 6 and np.mean(random) <= 12
-    half_empty = [
-        [rule(48, 8, 0.01, seed) for seed in range(10)] for rule in (grid_rounds, random_group_rounds)
-    ]
-    assert np.mean(half_empty[0]) > np.mean(half_empty[1])
-
-
-def test_restarting_all_reduce_hardly_ever_succeeds_with_900_peers():
-    rng = np.random.default_rng(0)
-    attempts = [min(50, int(rng.geometric(0.99**900))) for _ in range(10)]
-    assert np.mean(attempts) >= 40
-
-
-class KeepsSpread(Scattered):
-    def __init__(self, inner, log):
-        super().__init__(inner)
-        self.log = log
-
-    def publish(self, parameters, *, step, **more):
-        self.log.setdefault(step, {})[self.inner.id] = parameters.values
-        self.inner.publish(parameters, step=step, **more)
-
-
-async def mixes(log, node):
-    return await peer(KeepsSpread(node, log))
-
-
-def spreads(n, rounds, **plan):
-    """Variance over all peers after each round of averaging alone, in groups found by matchmaking."""
-    log: dict = {}
-    made = small_plan("moshpit-sgd", n, rounds=rounds, train=STILL, model=LINEAR, access=LINKS, **plan)
-    outcome = run(with_programs(made, peer=partial(mixes, log)))
-    assert all(len(models) == n for models in log.values())
-    found = [torch.stack(list(log[k].values())).var(0, unbiased=False) for k in range(1, rounds + 1)]
-    return [float(variance.mean()) for variance in found], outcome.time_s
-
-
-def test_the_programs_themselves_mix_as_the_table_says():
-    """16 peers on a 4 x 4 grid, p = 0.01, found by matchmaking: variance below 1e-9 within 6 rounds."""
-    assert spreads(16, 6, absence=0.01, round_in_key=True)[0][-1] < 1e-9
-
-
-@pytest.mark.slow
-def test_sixty_four_peers_are_exact_in_two_rounds_and_need_few_when_some_are_absent():
-    """8 x 8, p = 0.01, to 1e-9: 2, 5 and 2 rounds; the table at small scale has 3.8 on average."""
-    assert spreads(64, 2)[0][-1] < 1e-9
-    absent = [spreads(64, 10, absence=0.01, seed=seed)[0] for seed in range(3)]
-    assert np.mean([next(k for k, v in enumerate(found, 1) if v < 1e-9) for found in absent]) <= 6
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_peers_that_vanish_cost_rounds_and_nothing_else(seed):
-    """64 peers; one dies in each of ten rounds and is back half a round later: the variance is below 1e-4
-    after 7, 3 and 4 rounds, and falls on to 3e-9, 2e-13 and 6e-12 after 12."""
-    round_s = spreads(64, 2)[1] / 2
-    rng = np.random.default_rng(seed)
-    times = (np.arange(10) + rng.random(10)) * round_s
-    crashes = tuple(Crash(int(rng.integers(64)), float(at_s), 0.5 * round_s) for at_s in times)
-    faults = FaultPlan(crashes=crashes, detect_s=0.02 * round_s)
-    found, _ = spreads(64, 12, faults=faults, seed=seed)
-    assert found[7] < 1e-4 and found[-1] < 1e-8

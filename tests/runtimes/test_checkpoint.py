@@ -59,6 +59,8 @@ METHODS = [
     "fedcore top-k",
     "asyncdrop random previous",
     "combo",
+    "sgp",
+    "sgp drawn",
     "moshpit-sgd",
     "h-adpsgd",
     "h-ring-psgd",
@@ -78,6 +80,7 @@ CONFIGS = {
     "top-k": {"compress": {"name": "top-k", "fraction": 0.05}},
     "interval": {"timer": "interval", "server_momentum": 0.5, "commits_per_period": 2},
     "random": {"masks": "random"},
+    "drawn": {"graph": "random"},
     "previous": {"reference": "previous"},
     "poisoned": {"poison": {2: Poison("noise", 0.1)}},
 }

@@ -80,7 +80,7 @@ async def pushed(node: Node, edges: Edges, k: int, h: Vector, w: float) -> tuple
     here = set(await edges.settled(k))
     receivers, senders = partners(node, k)
     share = 1.0 / (1 + len(receivers))
-    reached = [j for j in node.fleet.living(receivers) if j in here]
+    reached = [j for j in receivers if j in here]
     node.send(reached, Push(k, w * share, h * share))
     own = 1.0 - len(reached) * share
     sums = {node.id: (h * own, w * own)}
