@@ -22,6 +22,7 @@ from methods_reference import (
 from small import small_plan
 from toy import Watcher
 
+from edgefl.experiment.check.suite import Laboratory
 from edgefl.methods.decentralized import d_psgd
 from edgefl.network.graphs import make_topology
 from edgefl.network.mixing import MixingMatrix, metropolis
@@ -170,6 +171,13 @@ def test_who_returns_takes_part_from_an_agreed_step_and_the_mean_of_all_is_kept_
     for k, most in ((agreed, 10.0), (rounds, 0.01)):
         assert max(float((X[i, k] - X[0, k]).abs().max()) for i in range(6)) < most
     assert float((X[2, agreed] - X[0, agreed]).abs().max()) > 0.1
+
+
+@pytest.mark.parametrize("seed", [55, 218])
+def test_several_that_return_at_once_on_a_complete_graph_do_not_lock_up(seed):
+    """Words of different kinds overtook each other; a node had asked who then died and returned itself."""
+    laboratory = Laboratory("d-psgd", ["network.topology=complete"])
+    assert laboratory.trial(laboratory.schedule(seed)).verdict.good
 
 
 def test_a_step_costs_one_model_to_each_neighbor():
