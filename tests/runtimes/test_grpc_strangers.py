@@ -23,8 +23,9 @@ from test_grpc_processes import EXPERIMENT
 
 from edgefl.messages.wire import EXCHANGE_SERVICE
 from edgefl.runtimes.grpc import frames
+from edgefl.runtimes.grpc.lead import LastModel
 from edgefl.runtimes.grpc.place import Place
-from edgefl.runtimes.grpc.runtime import GrpcRuntime, LastModel
+from edgefl.runtimes.grpc.runtime import GrpcRuntime
 
 
 async def is_closed(address: str, said: bytes, within_s: float) -> bool:

@@ -13,11 +13,12 @@ from typing import Any
 
 from edgefl.learning.executors import Executor
 from edgefl.nodes.plan import RunPlan
+from edgefl.runtimes.grpc.lead import MergingObserver, RemoteFailure
 from edgefl.runtimes.grpc.limits import Limits
 from edgefl.runtimes.grpc.loop import run
 from edgefl.runtimes.grpc.place import Place
 from edgefl.runtimes.grpc.returning import ReturningRuntime
-from edgefl.runtimes.grpc.runtime import GrpcRuntime, MergingObserver, RemoteFailure
+from edgefl.runtimes.grpc.runtime import GrpcRuntime
 from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import Outcome
 

@@ -7,12 +7,13 @@ two bulk transfers of bounded time and size, loss from what TCP had to send agai
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import shutil
 import subprocess
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
@@ -22,6 +23,8 @@ from edgefl.network.measured import MeasuredLink, latency_of, steady_rate
 from edgefl.runtimes.grpc.answers import CHUNK
 from edgefl.runtimes.grpc.endpoint import channel
 from edgefl.runtimes.grpc.limits import MIB, Limits
+
+log = logging.getLogger("edgefl.grpc")
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,29 @@ async def measure(address: str, effort: Effort | None = None, limits: Limits | N
     latency_s, jitter = latency_of(trips)
     took_s = loop.time() - began_s
     return MeasuredLink(address, latency_s, jitter, up, down, loss, up_bytes + down_bytes, took_s)
+
+
+async def measure_in_time(address: str, limits: Limits, over: asyncio.Event) -> MeasuredLink | None:
+    """Measure the way to the process that leads, briefly, before this one serves: nothing else is under way
+    here. None where it cannot be measured, or the run is over before."""
+    log.info("measures the way to %s, which leads, when it serves", address)
+    patience = replace(BRIEF, answer_s=limits.connect_timeout_s)
+    probe = asyncio.create_task(measure(address, patience, limits))
+    end = asyncio.create_task(over.wait())
+    try:
+        await asyncio.wait({probe, end}, return_when=asyncio.FIRST_COMPLETED)
+        if not probe.done():
+            return None
+        found = probe.result()
+        log.info("the way to %s: %s", address, found.as_table())
+        return found
+    except (grpc.aio.AioRpcError, TimeoutError) as error:
+        log.warning("the way to %s cannot be measured: %s", address, error)
+        return None
+    finally:
+        for task in (probe, end):
+            task.cancel()
+        await asyncio.gather(probe, end, return_exceptions=True)
 
 
 async def _told(rate: Any, effort: Effort) -> tuple[float | None, int]:

@@ -12,7 +12,9 @@ from edgefl.messages.base import Message
 from edgefl.nodes.handles import Task
 from edgefl.nodes.operations import Receive, Save
 from edgefl.runtimes.grpc.keeper import Keeper
-from edgefl.runtimes.grpc.runtime import GrpcRuntime, LastModel
+from edgefl.runtimes.grpc.lead import LastModel
+from edgefl.runtimes.grpc.reports import add_traffic
+from edgefl.runtimes.grpc.runtime import GrpcRuntime
 from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import INTERRUPTED
 from edgefl.runtimes.tasks import WAIT
@@ -46,7 +48,7 @@ class ReturningRuntime(GrpcRuntime):
         report = json.loads(content["report"])
         busy = {int(i): s for i, s in report["busy_s"].items()}
         self._merging.resume(report["rows"], busy)
-        self._add_traffic(report["traffic"])
+        add_traffic(self.traffic, report["traffic"])
         (state,) = self.states.values()
         state.saved = content["saved"]
         state.processor.busy_s = busy[state.id]

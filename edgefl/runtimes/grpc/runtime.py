@@ -1,4 +1,4 @@
-"""The gRPC runtime: node programs of one process on the wall clock, real messages to the others."""
+"""The gRPC runtime: one process of a run, from connecting to the others to the run's records."""
 
 from __future__ import annotations
 
@@ -7,72 +7,30 @@ import json
 import logging
 import math
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
-import grpc
-
-from edgefl.errors import RunError
 from edgefl.learning.executors import Executor
 from edgefl.messages.base import Message
-from edgefl.network import MeasuredLink
-from edgefl.nodes.handles import Task, Transfer
-from edgefl.nodes.operations import Compute
-from edgefl.nodes.plan import Observer, RunPlan
-from edgefl.parameters import Vector
+from edgefl.nodes.plan import RunPlan
+from edgefl.runtimes.grpc.lead import LEAD, LastModel, LeadLost, MergingObserver, RemoteFailure
 from edgefl.runtimes.grpc.limits import Limits
-from edgefl.runtimes.grpc.measuring import BRIEF, measure
+from edgefl.runtimes.grpc.measuring import measure_in_time
 from edgefl.runtimes.grpc.place import Place
-from edgefl.runtimes.grpc.processor import Item, WallProcessor
-from edgefl.runtimes.grpc.reports import Elsewhere
+from edgefl.runtimes.grpc.reports import Elsewhere, add_traffic, outcome_of, report_of
 from edgefl.runtimes.grpc.state import StateLost
 from edgefl.runtimes.grpc.transport import Transport
-from edgefl.runtimes.interpreter import Interpreter
+from edgefl.runtimes.grpc.wall import WallInterpreter
 from edgefl.runtimes.outcome import INTERRUPTED, Outcome
 
 log = logging.getLogger("edgefl.grpc")
 _SILENCE_S = 10.0  # a wait of this length is said aloud
 _CHECK_S = 0.2  # between two looks at whether the others can still come
-LEAD = 0
-"""The process that keeps the run's records."""
 
 
-class MergingObserver(Observer, Protocol):
-    """An observer whose records travel to the process that leads."""
-
-    def export(self) -> dict[str, Any]: ...
-    def resume(self, records: dict[str, Any], busy_s: dict[int, float]) -> None: ...
-    def merge(self, rows: dict[str, Any]) -> None: ...
-    def measured(self, nodes: Sequence[int], link: MeasuredLink) -> None: ...
-
-
-@dataclass(frozen=True)
-class LastModel(Message):
-    """What a node published last, sent to the lead at the end. time_s: when it came to that step."""
-
-    once_by = ("node",)
-    node: int
-    time_s: float
-    step: int
-    parameters: Vector
-
-
-class RemoteFailure(RunError):
-    """A program failed in another process. `trace` is its traceback there."""
-
-    def __init__(self, text: str, trace: str) -> None:
-        self.trace = trace
-        super().__init__(text)
-
-
-class LeadLost(RunError):
-    """The process that leads stayed away: here the run cannot end as it should."""
-
-
-class GrpcRuntime(Interpreter):
+class GrpcRuntime(WallInterpreter):
     """Runs the nodes that one process hosts.
 
     emulate: computing is slowed to each node's device profile, and, but in a lab, sending is paced at its
@@ -101,21 +59,15 @@ class GrpcRuntime(Interpreter):
         life: int = 0,
         keeps: bool = False,
     ) -> None:
-        super().__init__(plan, observer, place.hosted, extra_messages=(LastModel,))
-        self.place, self._emulate = place, emulate
+        super().__init__(plan, observer, executor, place.hosted, emulate=emulate, pool=pool, life=life)
+        self.place = place
         self._limits = limits or Limits()
         self._merging = observer
-        self._own_pool = pool is None
-        self._pool = pool or ThreadPoolExecutor(1, thread_name_prefix="edgefl-work")
-        self._loop: asyncio.AbstractEventLoop
-        self._over, self._lead_begins = asyncio.Event(), asyncio.Event()
+        self._lead_begins = asyncio.Event()
         self._reports: dict[int, Any] = {}
         self._elsewhere: list[Elsewhere] = []
         self._models: dict[int, LastModel] = {}
-        self._last: dict[int, LastModel] = {}
         self._gone: set[int] = set()
-        self._start_s = 0.0
-        self._moved_s = 0.0
         self._life, self._returns = life, keeps
         self._probes = probes and place.index != LEAD and life == 0 and not place.on_loopback
         self._check_others = check_others or _nothing
@@ -143,41 +95,6 @@ class GrpcRuntime(Interpreter):
             listen=listen,
         )
         self._lives = dict.fromkeys(range(len(plan.nodes)), 0)
-        for i, state in self.states.items():
-            state.life = life
-            state.processor = WallProcessor(
-                plan.nodes[i], plan.learner, executor, self._pool, self, self._computed, emulate=emulate
-            )
-
-    # --- the clock -------------------------------------------------------------------------------------
-
-    def clock(self) -> float:
-        return self._loop.time() - self._start_s
-
-    def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
-        self._loop.call_later(delay_s, self._guarded, call, args)
-
-    def call_soon(self, call: Callable[..., None], *args: Any) -> None:
-        self._loop.call_soon(self._guarded, call, args)
-
-    def call_from_thread(self, call: Callable[..., None], *args: Any) -> None:
-        """Call on the loop's thread; nothing happens once the loop has ended."""
-        try:
-            self._loop.call_soon_threadsafe(self._guarded, call, args)
-        except RuntimeError:
-            log.debug("a result came after the end of the run")
-
-    def _guarded(self, call: Callable[..., None], args: tuple[Any, ...]) -> None:
-        """Every entry from outside: an error ends the run, and the end of the run is noticed."""
-        if self._over.is_set():
-            return
-        try:
-            self._moved_s = self._loop.time()
-            call(*args)
-        except BaseException as error:
-            self.failure = self.failure or error
-        if self.failure is not None or self.stop_reason is not None or self.all_ended():
-            self._over.set()
 
     # --- the run ---------------------------------------------------------------------------------------
 
@@ -194,7 +111,9 @@ class GrpcRuntime(Interpreter):
         try:
             self.before()
             if self._probes:
-                await self._probe_the_lead()
+                found = await measure_in_time(self.place.addresses[LEAD], self._limits, self._over)
+                if found is not None:
+                    self._merging.measured(self.place.hosted, found)
             if not await self._all_are_here():
                 self._tell_the_others()
                 return self._outcome(0.0)
@@ -264,38 +183,11 @@ class GrpcRuntime(Interpreter):
                 self._start_s = self._loop.time() - time_s
             self._lead_begins.set()
 
-    async def _probe_the_lead(self) -> None:
-        """Measure the way to the lead, before this process serves: nothing else is under way here."""
-        address = self.place.addresses[LEAD]
-        log.info("measures the way to %s, which leads, when it serves", address)
-        patience = replace(BRIEF, answer_s=self._limits.connect_timeout_s)
-        probe = asyncio.create_task(measure(address, patience, self._limits))
-        over = asyncio.create_task(self._over.wait())
-        try:
-            await asyncio.wait({probe, over}, return_when=asyncio.FIRST_COMPLETED)
-            if probe.done():
-                found = probe.result()
-                log.info("the way to %s: %s", address, found.as_table())
-                self._merging.measured(self.place.hosted, found)
-        except (grpc.aio.AioRpcError, TimeoutError) as error:
-            log.warning("the way to %s cannot be measured: %s", address, error)
-        finally:
-            for task in (probe, over):
-                task.cancel()
-            await asyncio.gather(probe, over, return_exceptions=True)
-
     def before(self) -> None:
         """The run is about to begin."""
 
     def connected(self) -> None:
         """The run begins, or goes on."""
-
-    def sent(self) -> int:
-        """A message is on its way. Returns a number for it."""
-        return 0
-
-    def settled(self, number: int) -> None:
-        """A message has arrived, was withdrawn, or will never arrive."""
 
     def arrived(self, receiver: int, message: Message) -> None:
         """A message has come."""
@@ -390,24 +282,13 @@ class GrpcRuntime(Interpreter):
         """Add another process's records to these; of what is no report, nothing after its first fault."""
         try:
             self._elsewhere.append(Elsewhere.of(report))
-            self._add_traffic(report["traffic"])
+            add_traffic(self.traffic, report["traffic"])
             self._merging.merge(report["rows"])
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             log.warning("process %d sent a report that makes no sense: %r", process, error)
 
     def _report(self) -> dict[str, Any]:
-        """This process's records, as JSON can hold them."""
-        return {
-            "rows": self._merging.export(),
-            "traffic": [[*key, *row] for key, row in self.traffic.table.items()],
-            "busy_s": {i: state.processor.busy_s for i, state in self.states.items()},
-            "stale": self._stale(),
-            "frame_bytes": self._transport.stats.frame_bytes_sent,
-        }
-
-    def _add_traffic(self, rows: list[list[Any]]) -> None:
-        for sender, receiver, kind, messages, payload, encoded in rows:
-            self.traffic.add(sender, receiver, kind, payload, encoded, messages)
+        return report_of(self, self._merging, self._transport.stats.frame_bytes_sent)
 
     def _sent(self, model: LastModel) -> asyncio.Future[None]:
         """Send a last model to the lead; done when it has it, or cannot have it any more."""
@@ -421,33 +302,9 @@ class GrpcRuntime(Interpreter):
         self._transport.send(model.node, 0, stamped, on_left=lambda: None, on_delivered=delivered)
         return done
 
-    def _stale(self) -> dict[str, int]:
-        counts: dict[str, int] = {}
-        for state in self.states.values():
-            for kind, count in state.inbox.stale.items():
-                counts[kind] = counts.get(kind, 0) + count
-        return counts
-
     def _outcome(self, end_s: float) -> Outcome:
-        busy = {i: state.processor.busy_s for i, state in self.states.items()}
-        stale = self._stale()
-        frame_bytes = self._transport.stats.frame_bytes_sent
-        for there in self._elsewhere:
-            busy |= there.busy_s
-            frame_bytes += there.frame_bytes
-            for kind, count in there.stale.items():
-                stale[kind] = stale.get(kind, 0) + count
-        return Outcome(
-            status="finished" if self.stop_reason is None else "stopped",
-            reason=self.stop_reason or "the method ended",
-            time_s=end_s,
-            results=self.results,
-            traffic=self.traffic,
-            busy_s=dict(sorted(busy.items())),
-            stale=stale,
-            dropped=dict(self.dropped),
-            last_models={m.node: (m.time_s, m.step, m.parameters) for m in self._models.values()},
-            frame_bytes=frame_bytes,
+        return outcome_of(
+            self, self._transport.stats.frame_bytes_sent, self._elsewhere, self._models.values(), end_s
         )
 
     # --- what the other processes say -----------------------------------------------------------------------
@@ -527,83 +384,6 @@ class GrpcRuntime(Interpreter):
 
     def _fail(self, text: str, trace: str) -> None:
         self.failure = self.failure or RemoteFailure(text, trace)
-
-    # --- operations -----------------------------------------------------------------------------------------
-
-    def publish(self, state: Any, parameters: Vector, step: int, part: str | None) -> None:
-        now, last = self.clock(), self._last.get(state.id)
-        reached_s = last.time_s if last is not None and last.step == step else now
-        self._last[state.id] = LastModel(state.id, reached_s, step, parameters)
-        self._pool.submit(self._publish, state.id, now, step, parameters, part)
-
-    def _publish(self, node: int, now: float, step: int, parameters: Vector, part: str | None) -> None:
-        """In the worker thread, since the observer may evaluate."""
-        try:
-            if self.observer.published(node, now, step, parameters, part):
-                self.call_from_thread(self.stop, "target reached")
-        except Exception as error:
-            self.call_from_thread(self._fail_here, error)
-
-    def _fail_here(self, error: Exception) -> None:
-        raise error
-
-    def begin_compute(self, task: Task[Any], token: int, op: Compute[Any]) -> None:
-        task.state.processor.submit(task, token, op.work, op.share)
-
-    def withdraw_compute(self, task: Task[Any]) -> None:
-        task.state.processor.withdraw(task)
-
-    def _computed(self, item: Item, result: object) -> None:
-        node = item.task.state.id
-        self.observer.span(node, "compute", item.start_s, self.clock(), type(item.work).__name__)
-        if isinstance(result, Exception):
-            self.wake_error(item.task, item.token, result)
-        else:
-            self.wake(item.task, item.token, result)
-
-    def begin_transfer(
-        self, transfer: Transfer, receiver: int, payload_bytes: int, encoded_bytes: int, rate: float | None
-    ) -> None:
-        sender, began_s = transfer.state.id, self.clock()
-        kind = type(transfer.message).__name__
-        self.traffic.add(sender, receiver, kind, payload_bytes, encoded_bytes)
-        if receiver in self.states:
-            self.left(transfer)
-            self.call_soon(self._deliver_here, transfer, receiver)
-            return
-
-        def left() -> None:
-            self.observer.span(sender, "send", began_s, self.clock(), kind)
-            self._guarded(self.left, (transfer,))
-
-        number = self.sent()
-
-        def delivered(error: Exception | None) -> None:
-            self.settled(number)
-            if error is None:
-                self._guarded(self.acknowledged, (transfer,))
-            else:
-                self._guarded(self.undeliverable, (transfer, receiver))
-
-        handle = self._transport.send(
-            sender,
-            receiver,
-            transfer.message,
-            rate_bytes_per_s=rate,
-            on_left=left,
-            on_delivered=delivered,
-        )
-        transfer.flows.append((handle, number))
-
-    def _deliver_here(self, transfer: Transfer, receiver: int) -> None:
-        if not transfer.cancelled:
-            self.deliver(receiver, transfer.message)
-            self.acknowledged(transfer)
-
-    def withdraw_transfer(self, transfer: Transfer) -> None:
-        for handle, number in transfer.flows:
-            if handle.cancel():
-                self.settled(number)
 
 
 def _nothing() -> None:
