@@ -11,6 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 DOCS = ROOT / "docs"
+_BOARD = "compute_flops = 9e9\nmemory_bytes_per_s = 4e9\nmemory_bytes = 1_500_000_000\n"
 _FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
@@ -45,6 +46,14 @@ def documents() -> dict[Path, str]:
     return {page: page.read_text(encoding="utf-8") for page in written} | {
         DOCS / name: text for name, text in generated.items()
     }
+
+
+def write_files(page: Path, folder: Path) -> None:
+    """Write the files that a page asks its reader to write, and a device profile."""
+    for block in blocks(documents()[page]):
+        if block.file:
+            (folder / block.file).write_text(block.text, encoding="utf-8")
+    (folder / "my-board.toml").write_text(_BOARD, encoding="utf-8")
 
 
 def blocks(text: str) -> list[Block]:

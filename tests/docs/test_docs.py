@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from documents import DOCS, ROOT, anchors, blocks, documents, links
+from documents import DOCS, ROOT, anchors, blocks, documents, links, write_files
 
 from edgefl.experiment.build import build
 from edgefl.experiment.config import load_experiment
@@ -25,7 +25,6 @@ from edgefl.runtimes.grpc.place import read_fleet
 EXPERIMENTS = sorted(ROOT.glob("experiments/**/*.toml"))
 GUIDES = [*sorted((DOCS / "tutorials").glob("*.md")), *sorted((DOCS / "how-to").glob("*.md"))]
 FOUR_BOARDS = ROOT / "examples" / "four_boards.toml"
-BOARD = "compute_flops = 9e9\nmemory_bytes_per_s = 4e9\nmemory_bytes = 1_500_000_000\n"
 
 
 def name(path: Path) -> str:
@@ -88,14 +87,6 @@ def test_the_run_folder_page_lists_every_table_and_column():
     page = documents()[DOCS / "reference" / "run-folder.md"]
     for table, columns in COLUMNS.items():
         assert f"| `{table}.csv` | " + ", ".join(f"`{column}`" for column in columns) + " |" in page
-
-
-def write_files(page: Path, folder: Path) -> None:
-    """Write the files that a page asks its reader to write, and a device profile."""
-    for block in blocks(documents()[page]):
-        if block.file:
-            (folder / block.file).write_text(block.text, encoding="utf-8")
-    (folder / "my-board.toml").write_text(BOARD, encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", GUIDES, ids=name)
