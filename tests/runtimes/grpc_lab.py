@@ -205,3 +205,7 @@ def run(program: Callable[[], Awaitable[None]]) -> None:
         assert not left, left
 
     asyncio.run(wrapped())
+
+
+def numbers(p: Process, receiver: int | None = None) -> list[int]:
+    return [m.number for r, m in p.messages if isinstance(m, Word | Beacon) and receiver in (None, r)]
