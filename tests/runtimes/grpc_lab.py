@@ -14,7 +14,8 @@ import torch
 from edgefl.messages import Codec, Message
 from edgefl.parameters import Layout, Vector
 from edgefl.runtimes.grpc.limits import Limits
-from edgefl.runtimes.grpc.transport import Handle, Transport
+from edgefl.runtimes.grpc.outbox import Handle
+from edgefl.runtimes.grpc.transport import Transport
 
 LAYOUT = Layout.of_shapes([("w", (500_000,))])
 LIMITS = Limits(connect_timeout_s=10.0, grace_s=10.0, flush_s=5.0)

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from edgefl.messages import Message
+from edgefl.runtimes.grpc.handed import Handed
 from edgefl.runtimes.grpc.state import StateFolder
-from edgefl.runtimes.grpc.transport import Handed, Transport
+from edgefl.runtimes.grpc.transport import Transport
 
 log = logging.getLogger("edgefl.grpc")
 _LEAST_PAUSE_S, _PAUSE_PER_WRITE = 0.5, 10.0

@@ -368,3 +368,17 @@ class Outbox:
 
 def _nobody_waits(_: Exception | None) -> None:
     """Its delivery has been told before."""
+
+
+class Handle:
+    """One message on its way."""
+
+    def __init__(self, outbox: Outbox, message: Outgoing) -> None:
+        self._outbox, self._message = outbox, message
+
+    def cancel(self) -> bool:
+        """Withdraw the message: what has left stays counted, the receiver sees nothing, nobody is called.
+
+        Returns False, and changes nothing, when its last byte has left.
+        """
+        return self._outbox.cancel(self._message, asyncio.get_running_loop().time())

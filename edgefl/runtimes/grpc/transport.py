@@ -10,55 +10,31 @@ import asyncio
 import itertools
 import logging
 import os
-import weakref
 import zlib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import grpc
 
 from edgefl.allocator import keep_memory
-from edgefl.errors import ConfigError, ProtocolError, RunError, Unreachable
+from edgefl.errors import ConfigError, ProtocolError, Unreachable
 from edgefl.messages import Codec, Message
 from edgefl.messages.wire import EXCHANGE_SERVICE
 from edgefl.runtimes.grpc import frames
 from edgefl.runtimes.grpc.assembly import Assembly, Memory
+from edgefl.runtimes.grpc.attendance import Attendance
 from edgefl.runtimes.grpc.connection import Connection, Stream
 from edgefl.runtimes.grpc.endpoint import FIRST_RETRY_S, LONGEST_RETRY_S, Endpoint, channel
 from edgefl.runtimes.grpc.frames import Hello, Note
+from edgefl.runtimes.grpc.handed import Handed, HandedOver
 from edgefl.runtimes.grpc.limits import Limits
-from edgefl.runtimes.grpc.outbox import Outbox
+from edgefl.runtimes.grpc.outbox import Handle, Outbox
 from edgefl.runtimes.grpc.outgoing import OnDelivered, OnLeft, Outgoing
 from edgefl.runtimes.grpc.pacing import Uplink
 from edgefl.runtimes.grpc.peer import Identity, Peer
 from edgefl.runtimes.grpc.stats import Stats
 
 log = logging.getLogger("edgefl.grpc")
-_LONGEST_SILENCE_S = 60.0
-"""Whom it waits for is said at least this often."""
-
-
-class Handle:
-    """One message on its way."""
-
-    def __init__(self, outbox: Outbox, message: Outgoing) -> None:
-        self._outbox, self._message = outbox, message
-
-    def cancel(self) -> bool:
-        """Withdraw the message: what has left stays counted, the receiver sees nothing, nobody is called.
-
-        Returns False, and changes nothing, when its last byte has left.
-        """
-        return self._outbox.cancel(self._message, asyncio.get_running_loop().time())
-
-
-class Handed(NamedTuple):
-    """A message that has been handed over, and that its sender keeps until it is covered."""
-
-    process: int
-    sequence: int
-    instance: bytes
-    """Of the sending process: another one numbers its messages anew."""
 
 
 class Transport:
@@ -106,7 +82,7 @@ class Transport:
         self._uplink, self._latencies_s = Uplink(uplink_bytes_per_s), tuple(latencies_s)
         self._memory = Memory(self._limits.memory_budget_bytes)
         self._keeps = keeps
-        self._handed: dict[Handed, weakref.ref[Message]] = {}
+        self._handed = HandedOver()
         self._on_message, self._on_control = on_message, on_control
         self._on_gone, self._on_back = on_gone, on_back
         self._peers = {
@@ -116,8 +92,7 @@ class Transport:
         self._sequences = itertools.count()
         self._endpoint: Endpoint | None = None
         self._dialers: list[asyncio.Task[None]] = []
-        self._changed = asyncio.Event()
-        self._refusal: ProtocolError | None = None
+        self._attendance = Attendance(self._peers.values(), self._limits)
         self._closing = False
 
     async def start(self) -> None:
@@ -135,7 +110,7 @@ class Transport:
                 asyncio.create_task(self._dial(peer)) for i, peer in self._peers.items() if i > self._me.index
             ]
             if self._me.life == 0:
-                await self._all_connected()
+                await self._attendance.complete()
             else:
                 for peer in self._peers.values():
                     peer.expect()
@@ -196,11 +171,7 @@ class Transport:
 
     def handed_over(self, waiting: Iterable[Message]) -> list[Handed]:
         """What nodes here have had since the last call and is not among those still `waiting` for them."""
-        unread = {id(message) for message in waiting}
-        had = [one for one, ref in self._handed.items() if id(ref()) not in unread]
-        for one in had:
-            del self._handed[one]
-        return had
+        return self._handed.take(waiting)
 
     def cover(self, handed: Iterable[Handed]) -> None:
         """Let their senders forget messages: this process will not come back to before them."""
@@ -274,8 +245,7 @@ class Transport:
 
     def _hand_over(self, process: int, receiver: int, message: Message, sequence: int) -> None:
         if self._keeps:
-            handed = Handed(process, sequence, self._peers[process].instance)
-            self._handed[handed] = weakref.ref(message)
+            self._handed.add(Handed(process, sequence, self._peers[process].instance), message)
         self._on_message(receiver, message)
 
     def _post(self, peer: Peer, outgoing: Outgoing) -> None:
@@ -304,29 +274,6 @@ class Transport:
         await asyncio.wait(waits, timeout=self._limits.flush_s, return_when=asyncio.FIRST_COMPLETED)
         for wait in waits:
             wait.cancel()
-
-    async def _all_connected(self) -> None:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limits.connect_timeout_s
-        pause_s = self._limits.waiting_log_s
-        say_at = loop.time() + pause_s
-        while missing := [peer for peer in self._peers.values() if peer.life < 0]:
-            if self._refusal is not None:
-                raise self._refusal
-            now = loop.time()
-            if now >= deadline:
-                within_s = self._limits.connect_timeout_s
-                raise RunError(f"no connection within {within_s:.3g} s to {_whom(missing)}")
-            if now >= say_at:
-                log.warning("waiting for %s; for another %.0f s", _whom(missing, most=3), deadline - now)
-                pause_s = min(2 * pause_s, _LONGEST_SILENCE_S)
-                say_at = now + pause_s
-            self._changed.clear()
-            try:
-                async with asyncio.timeout(min(say_at, deadline) - now):
-                    await self._changed.wait()
-            except TimeoutError:
-                continue
 
     async def _serve(self) -> None:
         self._endpoint = Endpoint(self._exchange, self._limits)
@@ -384,21 +331,18 @@ class Transport:
             connection = self._arrive(peer, hello, call)
             await self._run(peer, connection)
         except grpc.aio.AioRpcError as error:
-            self._note_refusal(peer, ProtocolError(f"{peer.title}: {error.details()}", error.code().name))
+            self._attendance.refused(
+                peer, ProtocolError(f"{peer.title}: {error.details()}", error.code().name)
+            )
             return f"{error.code().name}: {_brief(error)}"
         except ProtocolError as error:
-            self._note_refusal(peer, ProtocolError(f"{peer.title}: {error}", error.code))
+            self._attendance.refused(peer, ProtocolError(f"{peer.title}: {error}", error.code))
             return f"{error.code}: {error}"
         except asyncio.InvalidStateError:
             return "the stream has ended"
         finally:
             call.cancel()
         return ""
-
-    def _note_refusal(self, peer: Peer, error: ProtocolError) -> None:
-        if error.code == "FAILED_PRECONDITION" and peer.life < 0:
-            self._refusal = error
-            self._changed.set()
 
     async def _hello_of(self, stream: Stream) -> Hello:
         try:
@@ -423,7 +367,7 @@ class Transport:
             stats=self.stats,
         )
         peer.arrive(hello, connection)
-        self._changed.set()
+        self._attendance.arrived()
         return connection
 
     async def _run(self, peer: Peer, connection: Connection) -> None:
@@ -440,16 +384,6 @@ def _now(callback: Callable[..., None], *arguments: object) -> None:
     except Exception as error:
         message = f"error in {callback.__qualname__}"
         asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
-
-
-def _whom(missing: list[Peer], most: int | None = None) -> str:
-    """Who they are, the first `most` of them by name, with each problem said once for all who have it."""
-    by_problem: dict[str, list[str]] = {}
-    for peer in missing[:most]:
-        by_problem.setdefault(peer.problem or "", []).append(peer.title)
-    words = [", ".join(titles) + (f": {why}" if why else "") for why, titles in by_problem.items()]
-    rest = len(missing) - len(missing[:most])
-    return "; ".join(words + ([f"and {rest} more"] if rest else []))
 
 
 def _brief(error: grpc.aio.AioRpcError) -> str:
