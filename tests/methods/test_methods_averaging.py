@@ -177,7 +177,7 @@ def test_sixty_four_that_push_are_exact_after_six_steps_and_a_ring_is_far_from_i
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_peers_that_vanish_cost_rounds_and_nothing_else(seed):
-    """Rounds to 1e-4: Moshpit 7, 3 and 4, push-sum on the exponential graph 10 or 11; a ring is far off."""
+    """Rounds to 1e-4: Moshpit 7, 3 and 4, push-sum on the exponential graph 9 or 10; a ring is far off."""
     found = {}
     for name, config in (("moshpit-sgd", {}), ("sgp", {}), ("d-psgd", {"topology": "ring"})):
         round_s = spreads(name, 64, 2, **config)[1]

@@ -162,6 +162,18 @@ def test_a_departure_takes_its_x_and_w_along_and_nothing_else(graph):
 
 
 @pytest.mark.parametrize("graph", ["exponential", "random"])
+def test_shares_that_a_dead_receiver_never_got_come_back(graph):
+    """Node 2 dies at once and is missed late: the others come to the mean of their own models."""
+    one = step_s(6, graph=graph)
+    faults = FaultPlan(crashes=(Crash(2, at_s=0.0),), detect_s=3 * one)
+    log, X, _ = masses(6, 60, graph=graph, faults=faults)
+    mean = X[[0, 1, 3, 4, 5]].mean(0)
+    x, w = sums(log[60])
+    assert w == pytest.approx(5, rel=1e-12) and torch.allclose(x / 5, mean, rtol=0, atol=1e-6)
+    assert all(torch.allclose(x / w, mean, rtol=0, atol=1e-5) for x, w in log[60].values())
+
+
+@pytest.mark.parametrize("graph", ["exponential", "random"])
 def test_who_returns_brings_its_x_and_w_back(graph):
     n, one = 6, step_s(6, graph=graph)
     faults = FaultPlan(crashes=(Crash(2, at_s=2.4 * one, down_s=6 * one),), detect_s=one / 10)

@@ -11,8 +11,9 @@ Graphs: exponential is the paper's: i sends to i + 2^(k mod L) mod n, L = floor(
 has one in-neighbor there, so that w stays 1: D-PSGD, with updated models mixed. random is push-sum's own:
 each draws whom it sends to. `edges` names any other. Choices: local_steps of [train] above 1 make that many
 SGD steps in place of one gradient. Steps are synchronous; the paper's variant that overlaps them is not
-here. The share of a receiver that is gone stays with its sender; what was under way to it is lost, x and w
-together, so that z keeps its meaning. One that returns brings back what it had saved (patterns/edges.py).
+here. The share of a receiver that is gone stays with its sender, and one that it never got comes back there.
+What is lost with a node is x and w together, so that z keeps its meaning. One that returns brings back what
+it had saved (patterns/edges.py).
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Literal
 
 import numpy as np
 
-from edgefl.errors import ConfigError
+from edgefl.errors import ConfigError, Unreachable
 from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, MethodConfig, Node
 from edgefl.nodes.plan import RunPlan
@@ -81,11 +82,17 @@ async def pushed(node: Node, edges: Edges, k: int, h: Vector, w: float) -> tuple
     receivers, senders = partners(node, k)
     share = 1.0 / (1 + len(receivers))
     reached = [j for j in receivers if j in here]
-    node.send(reached, Push(k, w * share, h * share))
-    own = 1.0 - len(reached) * share
-    sums = {node.id: (h * own, w * own)}
+    transfers = [node.send(j, Push(k, w * share, h * share)) for j in reached]
+    sums: dict[int, tuple[Vector, float]] = {}
     async for m in edges.gather(Push, [j for j in senders if j in here], k):
         sums[m.sender] = m.parameters, m.weight
+    own = 1.0 - len(reached) * share
+    for transfer in transfers:
+        try:
+            await transfer.delivered
+        except Unreachable:
+            own += share
+    sums[node.id] = h * own, w * own
     (x, w), *others = (sums[j] for j in sorted(sums))
     for more_x, more_w in others:
         x, w = x + more_x, w + more_w
