@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+import os
 
 MIB = 1 << 20
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -2, -3, -8
 
 
 def keep_memory() -> bool:
-    """Have glibc serve blocks up to 64 MiB from one heap for all threads, and keep 1 GiB of what is freed.
+    """Have glibc serve blocks up to 64 MiB from one heap for all threads, and keep of what is freed 1 GiB, or
+    an eighth of the machine's memory where that is less.
 
     A thread with a heap of its own gives that back piece by piece whatever the threshold, and keeps what it
     freed to itself. One heap counts for threads that have not begun.
@@ -21,6 +23,7 @@ def keep_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):
         return False
-    sizes = ((_M_MMAP_THRESHOLD, 64), (_M_TRIM_THRESHOLD, 1024), (_M_TOP_PAD, 16))
+    memory_mib = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // MIB
+    sizes = ((_M_MMAP_THRESHOLD, 64), (_M_TRIM_THRESHOLD, min(1024, memory_mib // 8)), (_M_TOP_PAD, 16))
     taken = all(mallopt(name, mib * MIB) == 1 for name, mib in sizes)
     return taken and mallopt(_M_ARENA_MAX, 1) == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import secrets
 import signal
 import socket
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -21,6 +22,8 @@ from edgefl.runtimes.grpc.returning import ReturningRuntime
 from edgefl.runtimes.grpc.runtime import GrpcRuntime
 from edgefl.runtimes.grpc.state import StateFolder
 from edgefl.runtimes.outcome import Outcome
+
+_FIRST_PORT, _PORTS = 10_000, 22_000
 
 
 def run_here(
@@ -92,10 +95,20 @@ def run_place(
 
 
 def free_addresses(count: int) -> tuple[str, ...]:
-    """So many addresses on loopback whose ports were free a moment ago."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    """So many addresses on loopback whose ports were free a moment ago.
+
+    The ports lie below those that systems give to outgoing connections and to whoever asks for any: such a
+    one is soon somebody else's, above all while a process that had it is started again.
+    Raises OSError where hardly any is free.
+    """
+    sockets: list[socket.socket] = []
     try:
-        return tuple(f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+        for _ in range(100 * count):
+            if len(sockets) == count:
+                return tuple(f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+            with suppress(OSError):
+                sockets.append(socket.create_server(("127.0.0.1", _FIRST_PORT + secrets.randbelow(_PORTS))))
+        raise OSError(f"no {count} free ports from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1}")
     finally:
         for s in sockets:
             s.close()
