@@ -103,7 +103,7 @@ class Transport:
         Raises ConfigError when the address cannot be served, ProtocolError when another process belongs to
         a different run, RunError with who is missing after `limits.connect_timeout_s`.
         """
-        keep_memory()  # before gRPC begins its threads: each would keep some frames
+        keep_memory(one_heap=True)  # before gRPC begins its threads: each would keep some frames
         try:
             await self._serve()
             self._dialers = [
