@@ -14,7 +14,7 @@ def keep_memory(*, one_heap: bool = False) -> bool:
     the machine's memory where that is less.
 
     one_heap: all threads share one, instead of each keeping what it freed to itself; it counts for threads
-    that have not begun. Training that makes many small tensors on two threads takes 1.7 times as long with it.
+    that have not begun. Convolutions trained on two threads take 1.7 times as long with it.
     Batched training gained 1.06 to 1.35 from it, and 100 MB transfers over loopback about 1.5.
     Returns whether it took; elsewhere than on glibc nothing happens.
     """
