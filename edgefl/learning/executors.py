@@ -118,8 +118,8 @@ class Parallel:
         ]
 
     def _submit(self, work: Work) -> Promise:
-        if len(self._learners) <= self.num_workers:  # as many as threads, of which a call starts at most one
-            # Made here, and not there: making modules borrows torch's global random state.
+        while len(self._learners) <= min(self._workers.started + 1, self.num_workers):
+            # Made here, and not in the threads: making modules borrows torch's global random state.
             self._learners.append(self.learner.twin())
         return self._workers.submit(lambda place: _attempt(work, self._learners[place]))
 

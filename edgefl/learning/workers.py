@@ -83,6 +83,8 @@ class Workers:
             raise ConfigError("workers", count, "at least 1 is needed")
         self.beside = count - 1
         """Threads beside the caller's."""
+        self.started = 0
+        """How many of them may have begun: each call starts one at most."""
         self._own = threading.local()
         self._waiting: deque[Job[Any]] = deque()
         """What nobody has begun, the oldest first."""
@@ -90,12 +92,13 @@ class Workers:
         self._places = itertools.count(1)
 
     def submit(self, call: Callable[[int], T]) -> Job[T]:
-        """Have the next free thread do this; calls begin in order, and each starts one thread at most."""
+        """Have the next free thread do this; calls begin in the order given."""
         job = Job(call, self)
         self._waiting.append(job)
         if self.beside:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.beside, "edgefl worker", self._begin)
+            self.started = min(self.started + 1, self.beside)
             self._pool.submit(self._carry_out_next)
         return job
 
