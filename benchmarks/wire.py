@@ -31,6 +31,7 @@ from edgefl.allocator import keep_memory
 from edgefl.messages import Codec, Message
 from edgefl.parameters import Layout, Vector
 from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.local import free_addresses
 from edgefl.runtimes.grpc.transport import Transport
 
 SIZE = 25_000_000
@@ -56,11 +57,7 @@ class Echo(Message):
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    return [int(address.rpartition(":")[2]) for address in free_addresses(count)]
 
 
 def transport(index: int, ports: list[int], on_message: Callable[..., None], **more: Any) -> Transport:

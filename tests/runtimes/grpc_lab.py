@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +13,7 @@ import torch
 from edgefl.messages import Codec, Message
 from edgefl.parameters import Layout, Vector
 from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.local import free_addresses
 from edgefl.runtimes.grpc.outbox import Handle
 from edgefl.runtimes.grpc.transport import Transport
 
@@ -53,13 +53,7 @@ def model(round: int = 0) -> Model:
 
 
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("127.0.0.1", 0))
-    ports = [s.getsockname()[1] for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
+    return [int(address.rpartition(":")[2]) for address in free_addresses(count)]
 
 
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
