@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from small import make_executor, small_plan
 from toy import Watcher
@@ -177,6 +178,19 @@ class _Never:
 
     def write(self, runtime: VirtualRuntime) -> None:
         raise AssertionError("never due")
+
+
+def test_numbers_and_arrays_of_numpy_are_kept():
+    """Also those that NumPy rebuilds by functions of its own: scalars, and arrays with gaps."""
+    plan = _plan("fedavg")
+    runtime = VirtualRuntime(plan, Watcher(), make_executor("auto", plan.learner))
+    known = {"loss": np.float64(1.5), "count": np.int64(4), "gaps": np.arange(6)[::2]}
+    again = VirtualRuntime(plan, Watcher(), make_executor("auto", plan.learner))
+    found = restore_checkpoint(again, take_checkpoint(runtime, known))
+    assert {name: type(value) for name, value in found.items()} == {
+        name: type(value) for name, value in known.items()
+    }
+    assert (found["loss"], found["count"], found["gaps"].tolist()) == (1.5, 4, [0, 2, 4])
 
 
 def test_a_foreign_file_is_refused_and_runs_nothing(tmp_path):

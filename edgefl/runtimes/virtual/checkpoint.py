@@ -150,7 +150,8 @@ class _Pickler(pickle.Pickler):
         return name
 
     def reducer_override(self, thing: Any) -> Any:
-        if isinstance(thing, MethodType | BuiltinMethodType) and thing.__self__ is not builtins:
+        compiled = isinstance(thing, BuiltinMethodType) and _is_of_the_runtime(thing.__self__)
+        if compiled or isinstance(thing, MethodType):
             return _bound, (thing.__self__, thing.__name__)
         if isinstance(thing, torch.Tensor):
             return _tensor, (_raw(thing), str(thing.dtype).removeprefix("torch."), tuple(thing.shape))
@@ -191,9 +192,13 @@ class _Unpickler(pickle.Unpickler):
 
 def _bound(owner: object, name: str) -> Callable[..., Any]:
     """A bound method of the runtime's own objects."""
-    if not type(owner).__module__.startswith("edgefl.runtimes."):
+    if not _is_of_the_runtime(owner):
         raise pickle.UnpicklingError(f"{name} of a {type(owner).__name__} has no place in a checkpoint")
     return getattr(owner, name)  # type: ignore[no-any-return]
+
+
+def _is_of_the_runtime(owner: object) -> bool:
+    return type(owner).__module__.startswith("edgefl.runtimes.")
 
 
 def _raw(tensor: torch.Tensor) -> bytes:
