@@ -10,12 +10,13 @@ Differences to a copy that both ends hold need no memory: what was not sent is i
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from edgefl.nodes import Node
+from edgefl.nodes import Message, Node
 from edgefl.parameters import Layout, Vector
 from edgefl.parameters.compress import CompressConfig, Packed
 
@@ -74,6 +75,35 @@ class Uplink:
         """Save the memory, and `more` of the client's state, where there is something to keep."""
         if self._node.compress.remembers or more:
             await self._node.save(memory=self.memory, whole=self._whole, tag=self._tag, **more)
+
+
+class Counted:
+    """A server's side: the round of each client's last report that counted, where [compress] remembers."""
+
+    def __init__(self, node: Node, saved: Mapping[int, int]) -> None:
+        """saved: as `state` gave it."""
+        self._node, self._rounds = node, dict(saved)
+
+    def of(self, k: int) -> int:
+        """That of client k; -1: none, or nothing is remembered."""
+        return self._rounds.get(k, -1)
+
+    def send(self, cohort: Sequence[int], message: Callable[[int], Message]) -> None:
+        """Send each what `message` makes of its round: one payload to all where nothing is remembered."""
+        if self._node.compress.remembers:
+            for k in cohort:
+                self._node.send(k, message(self.of(k)))
+        else:
+            self._node.send(cohort, message(-1))
+
+    def add(self, clients: Sequence[int], t: int) -> None:
+        """The reports of these have counted in round t."""
+        if self._node.compress.remembers:
+            self._rounds |= dict.fromkeys(clients, t)
+
+    def state(self) -> dict[int, int]:
+        """What a server saves."""
+        return dict(self._rounds)
 
 
 def bare(sent: Sent) -> Tensor | Packed:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pydantic import Field
@@ -21,7 +22,7 @@ from edgefl.learning.work import Evaluate, LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.parameters import Vector, WeightedMean
 from edgefl.patterns.commit_rate import check_period_s
-from edgefl.patterns.compression import Sent, Uplink
+from edgefl.patterns.compression import Counted, Sent, Uplink
 from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import (
     Round,
@@ -128,7 +129,7 @@ async def serve(node: Node, kind: type[Fixed]) -> Vector:
     clients = node.fleet.ids("client")
     saved = node.saved or {"w": node.model.init(), "round": 0, "tau": None, "counted": {}}
     w: Vector = saved["w"]
-    counted = dict(saved["counted"])
+    counted = Counted(node, saved["counted"])
     tau, intake = kind(node, saved["tau"]), Intake(node, node.config.max_update_norm)
 
     def check(r: LocalModel) -> Vector | None:
@@ -138,22 +139,17 @@ async def serve(node: Node, kind: type[Fixed]) -> Vector:
         await somebody_alive(node, clients)
         await tau.settle(w)
         S_t = Round(node, t, clients, intake)
-        if node.compress.remembers:
-            for k in S_t.cohort:
-                node.send(k, GlobalModel(t, tau.steps, w, counted.get(k, -1)))
-        else:
-            node.send(S_t.cohort, GlobalModel(t, tau.steps, w))
+        counted.send(S_t.cohort, partial(GlobalModel, t, tau.steps, w))
         mean = WeightedMean(w.layout)
         async for _, y in S_t.reports(LocalModel, check):
             mean.add(y)
         if S_t.counts:
             w = mean.value(otherwise=w)
         S_t.record()
-        if node.compress.remembers:
-            counted |= dict.fromkeys(S_t.counted, t)
+        counted.add(S_t.counted, t)
         node.record(local_steps=tau.steps)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1, tau=tau.state(), counted=dict(counted))
+        await node.save(w=w, round=t + 1, tau=tau.state(), counted=counted.state())
     return w
 
 

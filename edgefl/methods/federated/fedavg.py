@@ -26,7 +26,7 @@ from edgefl.learning.work import LocalSGD, Trained
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.parameters import Vector, WeightedMean
 from edgefl.patterns.aggregates import Rule
-from edgefl.patterns.compression import Sent, Uplink
+from edgefl.patterns.compression import Counted, Sent, Uplink
 from edgefl.patterns.reports import FINITE, Intake, answers, is_finite
 from edgefl.patterns.rounds import (
     Round,
@@ -75,16 +75,12 @@ async def serve(node: Node, rule: Rule) -> Vector:
     clients = node.fleet.ids("client")
     saved = node.saved or {"w": node.model.init(), "round": 0, "state": None, "counted": {}}
     w: Vector = saved["w"]
-    state, counted = saved["state"], dict(saved["counted"])
+    state, counted = saved["state"], Counted(node, saved["counted"])
     intake = Intake(node, node.config.max_update_norm)
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
         S_t = Round(node, t, clients, intake)
-        if node.compress.remembers:
-            for k in S_t.cohort:
-                node.send(k, GlobalModel(t, w, counted.get(k, -1)))
-        else:
-            node.send(S_t.cohort, GlobalModel(t, w))
+        counted.send(S_t.cohort, partial(GlobalModel, t, w))
         aggregate = rule(node, w, state)
         async for r, y in S_t.reports(LocalModel, partial(intake.report, w)):
             aggregate.add(r, y)
@@ -94,10 +90,9 @@ async def serve(node: Node, rule: Rule) -> Vector:
         elif new is not None:
             node.note("void", f"round {t}: the new model would not be finite")
         S_t.record()
-        if node.compress.remembers:
-            counted |= dict.fromkeys(S_t.counted, t)
+        counted.add(S_t.counted, t)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1, state=state, counted=dict(counted))
+        await node.save(w=w, round=t + 1, state=state, counted=counted.state())
     return w
 
 

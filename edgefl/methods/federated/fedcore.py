@@ -34,7 +34,7 @@ from edgefl.methods.federated.fedprox import refuse_divergence
 from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector, WeightedMean
-from edgefl.patterns.compression import Uplink
+from edgefl.patterns.compression import Counted, Uplink
 from edgefl.patterns.gather import gather
 from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import (
@@ -164,26 +164,21 @@ async def server(node: Node) -> Vector:
         saved = {"w": node.model.init(), "round": 0, "theta": theta, "cut_s": cut_s, "counted": {}}
         await node.save(**saved)
     w: Vector = saved["w"]
-    theta, cut_s, counted = saved["theta"], saved["cut_s"], dict(saved["counted"])
+    theta, cut_s, counted = saved["theta"], saved["cut_s"], Counted(node, saved["counted"])
     deadline_s = config.round_deadline_s or cut_s + transfers_s(node, clients, w.nbytes)
     rules = config.model_copy(update={"round_deadline_s": deadline_s})
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, clients)
         S_t, mean = Round(node, t, clients, intake, rules), WeightedMean(w.layout)
-        if node.compress.remembers:
-            for k in S_t.cohort:
-                node.send(k, GlobalModel(t, w, theta, counted.get(k, -1)))
-        else:
-            node.send(S_t.cohort, GlobalModel(t, w, theta))
+        counted.send(S_t.cohort, partial(GlobalModel, t, w, theta))
         async for _, (y_i, m_i) in S_t.reports((LocalModel, SitsOut), partial(opened, intake, S_t, w)):
             mean.add(y_i, m_i)  # m_i / sum m_j
         if S_t.counts:
             w = mean.value(otherwise=w)
         S_t.record(sat_out=len(S_t.excused))
-        if node.compress.remembers:
-            counted |= dict.fromkeys(S_t.counted, t)
+        counted.add(S_t.counted, t)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1, theta=theta, cut_s=cut_s, counted=dict(counted))
+        await node.save(w=w, round=t + 1, theta=theta, cut_s=cut_s, counted=counted.state())
     return w
 
 

@@ -35,7 +35,7 @@ from edgefl.nodes import Faults, Message, Method, Node
 from edgefl.nodes.plan import RunPlan
 from edgefl.parameters import Vector
 from edgefl.parameters.compress import Packed
-from edgefl.patterns.compression import Uplink, bare
+from edgefl.patterns.compression import Counted, Uplink, bare
 from edgefl.patterns.reports import FINITE, Intake, answers
 from edgefl.patterns.rounds import (
     Round,
@@ -139,23 +139,22 @@ async def server(node: Node) -> Vector:
     corners = {k: of_width[p[k]] for k in p}
     saved = node.saved or {"w": node.model.init(), "round": 0, "counted": {}}
     w: Vector = saved["w"]
-    counted = dict(saved["counted"])
+    counted = Counted(node, saved["counted"])
     intake = Intake(node, node.config.max_update_norm)
     for t in node.rounds(saved["round"]):
         await somebody_alive(node, tuple(p))
         S_t = Round(node, t, tuple(p), intake)
         for k in S_t.cohort:
-            node.send(k, Corner(t, corners[k].extract(w).values, counted.get(k, -1)))
+            node.send(k, Corner(t, corners[k].extract(w).values, counted.of(k)))
         mean = CornerMean(w)
         async for r, values in S_t.reports(TrainedCorner, partial(opened, intake, w, corners)):
             mean.add(corners[r.sender], values, r.num_examples)
         if S_t.counts:
             w = mean.value()
         S_t.record()
-        if node.compress.remembers:
-            counted |= dict.fromkeys(S_t.counted, t)
+        counted.add(S_t.counted, t)
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1, counted=dict(counted))
+        await node.save(w=w, round=t + 1, counted=counted.state())
     return w
 
 
