@@ -31,7 +31,7 @@ from edgefl.allocator import keep_memory
 from edgefl.messages import Codec, Message
 from edgefl.parameters import Layout, Vector
 from edgefl.runtimes.grpc.limits import Limits
-from edgefl.runtimes.grpc.local import free_addresses
+from edgefl.runtimes.grpc.local import free_ports
 from edgefl.runtimes.grpc.transport import Transport
 
 SIZE = 25_000_000
@@ -54,10 +54,6 @@ class Echo(Message):
 
     max_size = {"data": 4096}
     data: bytes
-
-
-def free_ports(count: int) -> list[int]:
-    return [int(address.rpartition(":")[2]) for address in free_addresses(count)]
 
 
 def transport(index: int, ports: list[int], on_message: Callable[..., None], **more: Any) -> Transport:

@@ -14,6 +14,7 @@ from typing import Any
 from mypy_extensions import mypyc_attr
 
 from edgefl.learning.poison import Poisoned
+from edgefl.learning.work import Work
 from edgefl.messages.base import Back, Gone, Message
 from edgefl.messages.codec import LEAST_MAX_VALUES, Codec
 from edgefl.nodes.handles import Task, Transfer
@@ -231,6 +232,14 @@ class Interpreter(Tasks):
     def _is_stateless(self, state: NodeState) -> bool:
         return self.plan.nodes[state.id].role in self.plan.method.stateless
 
+    def computed(self, task: Task[Any], token: int, work: Work, start_s: float, result: object) -> None:
+        """Work is done: its task goes on with the result, or with the error that it raised."""
+        self.observer.span(task.state.id, "compute", start_s, self.clock(), type(work).__name__)
+        if isinstance(result, Exception):
+            self.wake_error(task, token, result)
+        else:
+            self.wake(task, token, result)
+
     # --- messages and peers -------------------------------------------------------------------------
 
     def deliver(self, node: int, message: Message) -> None:
@@ -253,6 +262,13 @@ class Interpreter(Tasks):
                     state.inbox.stale[kind.__name__] += 1
                     return
         state.inbox.put(message)
+
+    def stale(self) -> dict[str, int]:
+        """Messages that came for an earlier round, by kind name."""
+        counts: Counter[str] = Counter()
+        for state in self.states.values():
+            counts.update(state.inbox.stale)
+        return dict(counts)
 
     def _deliver_home(self, transfer: Transfer) -> None:
         if not transfer.cancelled:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -52,10 +52,6 @@ def model(round: int = 0) -> Model:
     return Model(round, Vector(LAYOUT, torch.arange(500_000, dtype=torch.float32) + round))
 
 
-def free_ports(count: int) -> list[int]:
-    return [int(address.rpartition(":")[2]) for address in free_addresses(count)]
-
-
 async def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
     """Wait for a condition; asserts that it comes true."""
     async with asyncio.timeout(timeout_s):
@@ -92,7 +88,7 @@ class Process:
         assert self.delivered[-1] == (message, None)
 
 
-def process(index: int, addresses: list[str], **options: Any) -> Process:
+def process(index: int, addresses: Sequence[str], **options: Any) -> Process:
     """A process with the node of its own index, unless `nodes_of` says otherwise."""
     holder: list[Process] = []
     settings: dict[str, Any] = {
@@ -119,7 +115,7 @@ def process(index: int, addresses: list[str], **options: Any) -> Process:
 async def pair(**options: Any) -> AsyncIterator[tuple[Process, Process]]:
     """Two connected processes; `first` and `second` hold options of one alone."""
     first, second = options.pop("first", {}), options.pop("second", {})
-    addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    addresses = free_addresses(2)
     a = process(0, addresses, **(options | first))
     b = process(1, addresses, **(options | second))
     await asyncio.gather(a.transport.start(), b.transport.start())
@@ -204,3 +200,16 @@ def run(program: Callable[[], Awaitable[None]]) -> None:
 
 def numbers(p: Process, receiver: int | None = None) -> list[int]:
     return [m.number for r, m in p.messages if isinstance(m, Word | Beacon) and receiver in (None, r)]
+
+
+@contextlib.asynccontextmanager
+async def wired() -> AsyncIterator[tuple[Process, Process, Wire]]:
+    """Two connected processes; whoever dials the second goes over the wire."""
+    first, listen = free_addresses(2)
+    wire = Wire(int(listen.rpartition(":")[2]))
+    async with wire.open() as port:
+        addresses = [first, f"127.0.0.1:{port}"]
+        a, b = process(0, addresses), process(1, addresses, listen=listen)
+        await asyncio.gather(a.transport.start(), b.transport.start())
+        yield a, b, wire
+        await asyncio.gather(a.transport.close(), b.transport.close())

@@ -10,26 +10,22 @@ from grpc_lab import (
     Model,
     Wire,
     Word,
-    free_ports,
     model,
     numbers,
     process,
     run,
     until,
+    wired,
 )
 
 from edgefl.errors import Unreachable
 from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.local import free_ports
 
 
 def test_a_cut_wire_costs_time_and_no_message_and_only_the_rest_is_sent_again() -> None:
     async def program() -> None:
-        ports = free_ports(2)
-        wire = Wire(ports[1])
-        async with wire.open() as port:
-            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
-            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
-            await asyncio.gather(a.transport.start(), b.transport.start())
+        async with wired() as (a, b, wire):
             big = Blob(torch.arange(3_000_000).numpy().tobytes())
             wire.cut_after_bytes = wire.carried_bytes + 12_000_000
             a.send(0, 1, big)
@@ -45,19 +41,13 @@ def test_a_cut_wire_costs_time_and_no_message_and_only_the_rest_is_sent_again() 
             assert a.transport.stats.frame_bytes_sent < 34_000_000, "of 24 MB, 12 had come"
             assert a.transport.stats.flows[0, 1, "Blob"].messages == 1
             assert not (a.gone or b.gone or a.back or b.back)
-            await asyncio.gather(a.transport.close(), b.transport.close())
 
     run(program)
 
 
 def test_many_cuts_lose_double_and_reorder_nothing() -> None:
     async def program() -> None:
-        ports = free_ports(2)
-        wire = Wire(ports[1])
-        async with wire.open() as port:
-            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
-            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
-            await asyncio.gather(a.transport.start(), b.transport.start())
+        async with wired() as (a, b, wire):
             for cut in range(6):
                 for k in range(40):
                     a.send(0, 1, Word(100 * cut + k))
@@ -71,7 +61,6 @@ def test_many_cuts_lose_double_and_reorder_nothing() -> None:
             expected = [100 * cut + k for cut in range(6) for k in range(40)]
             assert numbers(a) == numbers(b) == expected
             assert [m.round for _, m in b.messages if isinstance(m, Model)] == list(range(6))
-            await asyncio.gather(a.transport.close(), b.transport.close())
 
     run(program)
 

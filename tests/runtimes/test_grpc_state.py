@@ -9,10 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from grpc_lab import CODEC, LAYOUT, Word, free_ports, model, process, run, until
+from grpc_lab import CODEC, LAYOUT, Word, model, process, run, until
 
 from edgefl.errors import ConfigError, RunError
 from edgefl.runtimes.grpc import state as state_module
+from edgefl.runtimes.grpc.local import free_addresses
 from edgefl.runtimes.grpc.state import StateFolder
 
 
@@ -97,7 +98,7 @@ def test_what_cannot_be_stored_is_named_and_changes_nothing(tmp_path: Path) -> N
 
 def test_messages_are_sent_again_until_they_are_covered() -> None:
     async def program() -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        addresses = free_addresses(2)
         a, b = process(0, addresses), process(1, addresses, keeps=True)
         await asyncio.gather(a.transport.start(), b.transport.start())
         try:
@@ -134,7 +135,7 @@ def test_a_returned_process_waits_for_nobody_and_misses_who_stays_away() -> None
     async def program() -> None:
         from grpc_lab import LIMITS
 
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        addresses = free_addresses(2)
         limits = LIMITS.__class__(grace_s=0.1)
         b = process(1, addresses, life=1, limits=limits)
         await b.transport.start()

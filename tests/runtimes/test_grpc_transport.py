@@ -14,20 +14,20 @@ from grpc_lab import (
     Blob,
     Model,
     Process,
-    Wire,
     Word,
-    free_ports,
     model,
     numbers,
     pair,
     process,
     run,
     until,
+    wired,
 )
 
 from edgefl.errors import ConfigError, ProtocolError, RunError, Unreachable
 from edgefl.messages import payload_bytes
 from edgefl.runtimes.grpc.limits import Limits
+from edgefl.runtimes.grpc.local import free_addresses
 
 
 def test_messages_arrive_once_and_in_order_both_ways() -> None:
@@ -128,12 +128,7 @@ def test_a_small_message_does_not_wait_behind_a_model() -> None:
 
 def test_the_rate_of_an_unknown_link_is_found_and_frames_are_cut_to_it() -> None:
     async def program() -> None:
-        ports = free_ports(2)
-        wire = Wire(ports[1])
-        async with wire.open() as port:
-            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
-            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
-            await asyncio.gather(a.transport.start(), b.transport.start())
+        async with wired() as (a, b, wire):
             wire.rate_bytes_per_s = 4e6
             a.send(0, 1, model())
             waits = []
@@ -145,7 +140,6 @@ def test_the_rate_of_an_unknown_link_is_found_and_frames_are_cut_to_it() -> None
             assert max(waits) < 0.25, "the model takes 0.5 s"
             assert not any(isinstance(m, Model) for _, m in b.messages)
             await until(lambda: len(a.delivered) == 5)
-            await asyncio.gather(a.transport.close(), b.transport.close())
 
     run(program)
 
@@ -202,12 +196,7 @@ def test_a_cancelled_message_is_charged_for_what_left_and_never_seen() -> None:
 
 def test_lossy_messages_leave_without_a_receipt_and_vanish_with_the_connection() -> None:
     async def program() -> None:
-        ports = free_ports(2)
-        wire = Wire(ports[1])
-        async with wire.open() as port:
-            addresses = [f"127.0.0.1:{ports[0]}", f"127.0.0.1:{port}"]
-            a, b = process(0, addresses), process(1, addresses, listen=f"127.0.0.1:{ports[1]}")
-            await asyncio.gather(a.transport.start(), b.transport.start())
+        async with wired() as (a, b, wire):
             await a.deliver(0, 1, Beacon(1))
             await until(lambda: numbers(b) == [1])
             wire.cut()
@@ -216,7 +205,6 @@ def test_lossy_messages_leave_without_a_receipt_and_vanish_with_the_connection()
             wire.up = True
             await a.deliver(0, 1, Word(3))
             assert numbers(b) == [1, 3]
-            await asyncio.gather(a.transport.close(), b.transport.close())
 
     run(program)
 
@@ -275,7 +263,7 @@ def test_after_goodbye_nothing_is_expected_and_nobody_is_gone() -> None:
 
 def test_who_is_missing_is_named() -> None:
     async def program() -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        addresses = free_addresses(2)
         a = process(0, addresses, limits=Limits(connect_timeout_s=0.3))
         with pytest.raises(
             RunError, match=r"no connection within 0.3 s to process 1 \(127.0.0.1:\d+, nodes 1\)"
@@ -289,7 +277,7 @@ def test_who_is_waited_for_is_named_briefly(caplog: pytest.LogCaptureFixture) ->
     """A fleet that starts is mostly missing for the same reason: said once, of the first three."""
 
     async def program() -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(6)]
+        addresses = free_addresses(6)
         a = process(0, addresses, limits=Limits(connect_timeout_s=1.5, waiting_log_s=0.7))
         with pytest.raises(
             RunError, match=r"process 1 .*process 4 .*process 5 \(\S+, nodes 5\): UNAVAILABLE"
@@ -306,7 +294,7 @@ def test_who_is_waited_for_is_named_briefly(caplog: pytest.LogCaptureFixture) ->
 
 def test_a_taken_port_is_refused_in_one_line() -> None:
     async def program() -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        addresses = free_addresses(2)
         async with pair() as (a, _):
             taken = a.transport._listen
             c = process(0, [taken, addresses[1]])
@@ -319,7 +307,7 @@ def test_a_taken_port_is_refused_in_one_line() -> None:
 @pytest.mark.parametrize(("option", "what"), [("run_id", "run"), ("digest", "experiment")])
 def test_processes_of_different_runs_say_so_and_do_not_start(option: str, what: str) -> None:
     async def program() -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(2)]
+        addresses = free_addresses(2)
         a = process(0, addresses, **{option: "other"})
         b = process(1, addresses, limits=Limits(connect_timeout_s=1.0))
         waiting = asyncio.ensure_future(b.transport.start())
@@ -334,7 +322,7 @@ def test_processes_of_different_runs_say_so_and_do_not_start(option: str, what: 
 
 def test_three_processes_that_start_at_different_times_find_each_other() -> None:
     async def program() -> None:
-        addresses = [f"127.0.0.1:{port}" for port in free_ports(3)]
+        addresses = free_addresses(3)
         everyone = [process(i, addresses, limits=LIMITS) for i in range(3)]
 
         async def begin(p: Process, after_s: float) -> None:

@@ -95,9 +95,14 @@ def run_place(
 
 
 def free_addresses(count: int) -> tuple[str, ...]:
-    """So many addresses on loopback whose ports were free a moment ago.
+    """So many addresses on loopback, at free ports."""
+    return tuple(f"127.0.0.1:{port}" for port in free_ports(count))
 
-    The ports lie below those that systems give to outgoing connections and to whoever asks for any: such a
+
+def free_ports(count: int) -> list[int]:
+    """So many ports that were free on loopback a moment ago.
+
+    They lie below those that systems give to outgoing connections and to whoever asks for any: such a
     one is soon somebody else's, above all while a process that had it is started again.
     Raises OSError where hardly any is free.
     """
@@ -105,7 +110,7 @@ def free_addresses(count: int) -> tuple[str, ...]:
     try:
         for _ in range(100 * count):
             if len(sockets) == count:
-                return tuple(f"127.0.0.1:{s.getsockname()[1]}" for s in sockets)
+                return [s.getsockname()[1] for s in sockets]
             with suppress(OSError):
                 sockets.append(socket.create_server(("127.0.0.1", _FIRST_PORT + secrets.randbelow(_PORTS))))
         raise OSError(f"no {count} free ports from {_FIRST_PORT} to {_FIRST_PORT + _PORTS - 1}")

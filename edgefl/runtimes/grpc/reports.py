@@ -34,7 +34,7 @@ def report_of(run: Interpreter, observer: MergingObserver, frame_bytes: int) -> 
         "rows": observer.export(),
         "traffic": [[*key, *row] for key, row in run.traffic.table.items()],
         "busy_s": {i: state.processor.busy_s for i, state in run.states.items()},
-        "stale": _stale(run),
+        "stale": run.stale(),
         "frame_bytes": frame_bytes,
     }
 
@@ -54,7 +54,7 @@ def outcome_of(
 ) -> Outcome:
     """What a run came to, its other processes' part included. frame_bytes: this process's."""
     busy = {i: state.processor.busy_s for i, state in run.states.items()}
-    stale = _stale(run)
+    stale = run.stale()
     for there in elsewhere:
         busy |= there.busy_s
         frame_bytes += there.frame_bytes
@@ -72,11 +72,3 @@ def outcome_of(
         last_models={m.node: (m.time_s, m.step, m.parameters) for m in models},
         frame_bytes=frame_bytes,
     )
-
-
-def _stale(run: Interpreter) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for state in run.states.values():
-        for kind, count in state.inbox.stale.items():
-            counts[kind] = counts.get(kind, 0) + count
-    return counts

@@ -118,12 +118,7 @@ class WallInterpreter(Interpreter):
         task.state.processor.withdraw(task)
 
     def _computed(self, item: Item, result: object) -> None:
-        node = item.task.state.id
-        self.observer.span(node, "compute", item.start_s, self.clock(), type(item.work).__name__)
-        if isinstance(result, Exception):
-            self.wake_error(item.task, item.token, result)
-        else:
-            self.wake(item.task, item.token, result)
+        self.computed(item.task, item.token, item.work, item.start_s, result)
 
     def begin_transfer(
         self, transfer: Transfer, receiver: int, payload_bytes: int, encoded_bytes: int, rate: float | None

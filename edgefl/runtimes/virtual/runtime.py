@@ -171,10 +171,6 @@ class VirtualRuntime(Interpreter):
             call(*args)
 
     def _outcome(self) -> Outcome:
-        stale: dict[str, int] = {}
-        for state in self.states.values():
-            for kind, count in state.inbox.stale.items():
-                stale[kind] = stale.get(kind, 0) + count
         return Outcome(
             status="finished" if self.stop_reason is None else "stopped",
             reason=self.stop_reason or "the method ended",
@@ -182,7 +178,7 @@ class VirtualRuntime(Interpreter):
             results=self.results,
             traffic=self.traffic,
             busy_s={i: state.processor.busy_s for i, state in self.states.items()},
-            stale=stale,
+            stale=self.stale(),
             dropped=dict(self.dropped),
             num_events=self.num_events,
         )
@@ -203,13 +199,7 @@ class VirtualRuntime(Interpreter):
         return self._workshop.result(item)
 
     def _computed(self, item: Item) -> None:
-        node = item.processor.node
-        self.observer.span(node, "compute", item.start_s, self._time_s, type(item.work).__name__)
-        result = self._result_of(item)
-        if isinstance(result, Exception):
-            self.wake_error(item.task, item.token, result)
-        else:
-            self.wake(item.task, item.token, result)
+        self.computed(item.task, item.token, item.work, item.start_s, self._result_of(item))
 
     # --- the network -----------------------------------------------------------------------------------
 
