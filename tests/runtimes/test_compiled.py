@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 
 import edgefl
-from edgefl.runtimes.virtual import runtime
+from edgefl.doctor import kernel_is_compiled
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 SHORT = ("--set", "stop.time_s=12", "--set", "stop.rounds=8", "--set", "evaluate.every_rounds=2")
 """Long enough for devices that crash and return."""
 
-pytestmark = pytest.mark.skipif(runtime.__file__.endswith(".py"), reason="the kernel is not compiled")
+pytestmark = pytest.mark.skipif(not kernel_is_compiled(), reason="the kernel is not compiled")
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 from link_kernel import Kernel, transfers
 from toy import access
 
+from edgefl.doctor import kernel_is_compiled
 from edgefl.network import Access
 from edgefl.runtimes.virtual import sharing
 
@@ -118,7 +119,7 @@ def even_ring(seed: int) -> Case:
     return Case([access(up, down)] * n, {}, flows)
 
 
-@pytest.mark.skipif(not sharing.__file__.endswith(".py"), reason="a compiled function cannot be replaced")
+@pytest.mark.skipif(kernel_is_compiled(), reason="a compiled function cannot be replaced")
 def test_fair_asks_nobody_far_away_where_equal_shares_are_max_min(monkeypatch):
     """Mostly they are on a ring of equal nodes; where they are not, all flows around are gone through."""
     by_level, answers = sharing._by_level, []

@@ -101,10 +101,8 @@ class SharedLinks:
                 hub = flow.hub
                 hub.leave(flow, now)
                 hub.enter(flow, now)
-            if not self._dirty:
-                self._clock.call_last(self._settle)
             for one in flow.ends:
-                self._dirty[one] = None
+                self._mark(one)
 
     def _crossed(self, lane: Lane) -> tuple[End, ...]:
         """The capacities that the flows of a lane cross: uplink, segments, downlink."""
@@ -118,9 +116,6 @@ class SharedLinks:
         if not lane.crosses:
             lane.crosses = self._crossed(lane)
         flow.ends = lane.crosses
-        dirty = self._dirty
-        if not dirty:
-            self._clock.call_last(self._settle)
         for end in flow.ends:
             end.enter(flow)
             if end.capacity < flow.most:
@@ -134,7 +129,7 @@ class SharedLinks:
         hub = flow.hub
         for end in flow.ends:
             if hub is None or hub.end is end or len(end.flows) > 1:  # a hub looks after its leaves
-                dirty[end] = None
+                self._mark(end)
 
     def stop(self, flow: Flow) -> None:
         """Take a flow off its links, wherever it is."""
@@ -148,15 +143,12 @@ class SharedLinks:
         flow.token += 1
         if flow.hub is not None:
             flow.hub.leave(flow, self._clock.clock())
-        dirty = self._dirty
-        if not dirty:
-            self._clock.call_last(self._settle)
         if not self._segments:
             self._crowd(flow, -1)
         for end in flow.ends:
             end.leave(flow)
             if end.flows or end.hub is not None:
-                dirty[end] = None
+                self._mark(end)
 
     def _crowd(self, flow: Flow, by: int) -> None:
         """Count, as a flow comes or before it goes, who does not have the other end alone. Flows that cross
@@ -178,7 +170,13 @@ class SharedLinks:
         other = second if first is flow else first
         far = other.ends[1] if other.ends[0] is here else other.ends[0]
         far.crowded += by
-        self._dirty[far] = None
+        self._mark(far)
+
+    def _mark(self, end: End) -> None:
+        """Rates at this end are to be settled at the end of the instant."""
+        if not self._dirty:
+            self._clock.call_last(self._settle)
+        self._dirty[end] = None
 
     def _settle(self) -> None:
         now, dirty = self._clock.clock(), self._dirty
