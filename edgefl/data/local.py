@@ -13,7 +13,7 @@ from edgefl.keyed import generator
 
 _BLOCK, _MOST_EPOCHS = 512, 64
 """Examples that a node draws the order of at once, and epochs: a generator costs as much as 500 of them."""
-_WIDTHS = 16
+_WIDTHS = 4
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,8 @@ class LocalData:
     def rows(self, steps: range, batch_size: int) -> np.ndarray:
         """(S, W) indices of consecutive mini-batches. A short batch is filled up with its own first example.
 
-        W: batch_size, or the node's examples rounded up to a multiple of 16 where that is less: products over
-        14 or 15 examples measured slower than over 16. Raises ValueError without data.
+        W: batch_size, or the node's examples rounded up to a multiple of 4 where that is less: products over
+        13 to 15 examples measured no faster than over 16. Raises ValueError without data.
         """
         per_epoch = self.steps_per_epoch(batch_size)
         if not per_epoch:

@@ -77,8 +77,9 @@ def test_consecutive_batches_are_those_given_one_by_one():
 def test_rows_fill_short_batches_up_with_their_own_first_example(size):
     data, steps = share(range(size)), range(7, 120)
     rows, sizes = data.rows(steps, 8), data.sizes(steps, 8)
-    assert rows.shape == (len(steps), 8)
-    assert data.rows(range(1), 700).shape == (1, -(-size // 16) * 16)
+    fitting = -(-size // 4) * 4
+    assert rows.shape == (len(steps), min(8, fitting))
+    assert data.rows(range(1), 700).shape == (1, fitting)
     for row, batch, length in zip(rows, data.batches(steps, 8), sizes, strict=True):
         assert row[:length].tolist() == batch.tolist() and len(batch) == length
         assert set(row[length:]) <= {row[0]}
