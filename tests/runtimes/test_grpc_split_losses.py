@@ -68,6 +68,8 @@ def ends_as_undisturbed(
                 nodes.until(r"nodes \d\) stayed away", 0)
             nodes.start(victim)
             nodes.until(f"node {victim} is back, life 1", victim)
+            for other in set(nodes.processes) - {victim}:  # each has what the victim is to be told again
+                nodes.until(rf"connected to process {victim} \(.*\), life 1", other)
         ends_alike(nodes, folder)
         return nodes.events()
 
@@ -94,7 +96,10 @@ def test_a_killed_stage_goes_on_from_its_last_step(method: str, victim: int, tmp
 )  # fmt: skip
 def test_a_killed_client_and_a_killed_server_go_on(method: str, tmp_path: Path) -> None:
     """The client goes through its turn again, the server through its round."""
-    events = ends_as_undisturbed(tmp_path, method, [2, 0], "", num_nodes=4, rounds=SEQUENTIAL.get(method, 40))
+    rounds, settings = SEQUENTIAL.get(method, 40), ""
+    if "hsfl" in method:  # a plan made anew for what computing took is another one on a busy machine
+        settings = f"[method.{method}]\nreplan_rounds = {rounds}"
+    events = ends_as_undisturbed(tmp_path, method, [2, 0], settings, num_nodes=4, rounds=rounds)
     assert events[-2:] == [("crash", "0"), ("back", "0")]
 
 
