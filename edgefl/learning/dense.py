@@ -21,6 +21,7 @@ from edgefl.learning.stacks import Layer, Stacks
 from edgefl.learning.streams import Streams
 from edgefl.learning.work import Evaluate, Evaluation, Gradient, GradientResult, LocalSGD, Trained
 from edgefl.parameters import Vector
+from edgefl.parameters.deferred import Order
 
 Run = tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]
 """New models (G, P), sums over the steps of their losses (G,), the models' norms (G,), which are wanted of
@@ -94,10 +95,10 @@ class DenseGroups:
 
     def _descend(self, works: Sequence[LocalSGD], streams: Streams) -> Callable[[], Run]:
         """Steps of plain SGD."""
-        values, rates = self._values(works), self._rates(works)
+        models, rates = self._models(works), self._rates(works)
 
         def run() -> Run:
-            new, loss = self._stacks.train(values, streams, rates)
+            new, loss = self._stacks.train(models, streams, rates)
             return new, loss, torch.linalg.vector_norm(new, dim=1), ()
 
         return run
@@ -105,17 +106,20 @@ class DenseGroups:
     def _optimise(self, works: Sequence[LocalSGD], streams: Streams) -> Callable[[], Run]:
         """Steps of any optimiser."""
         optimizer = self.learner.optimizer
-        values, state = self._values(works).clone(memory_format=torch.contiguous_format), self._states(works)
-        loss, rate_G1 = values.new_zeros(len(works)), self._rates(works).unsqueeze(1)
-        anchor = self._rows([w.anchor or w.parameters for w in works]) if works[0].proximal_mu else None
+        models, state, rate_G1 = self._models(works), self._states(works), self._rates(works).unsqueeze(1)
+        anchors = self._order([w.anchor or w.parameters for w in works]) if works[0].proximal_mu else None
         corrections = [w.correction for w in works if w.correction is not None]
-        shift = self._rows(corrections) if corrections else None
-        mu_G1 = values.new_tensor([[w.proximal_mu] for w in works])
+        shifts = self._order(corrections) if corrections else None
+        mu_G1 = torch.tensor([[w.proximal_mu] for w in works], device=self.learner.device)
 
         def run() -> Run:
+            values = self._rows(models).clone(memory_format=torch.contiguous_format)
+            loss = values.new_zeros(len(works))
+            anchor = None if anchors is None else self._rows(anchors)
+            shift = None if shifts is None else self._rows(shifts)
             for step, a in enumerate(streams.active):
                 here = values[:a]
-                slope, losses = self._stacks.gradients(here, streams, step)
+                slope, losses = self._stacks.slopes(here, streams, step)
                 loss[:a] += losses
                 if anchor is not None:
                     slope.addcmul_(here - anchor[:a], mu_G1[:a])
@@ -130,7 +134,7 @@ class DenseGroups:
     def _gradients(self, works: Sequence[Gradient]) -> Prepared:
         """One mini-batch gradient of several nodes on one data set."""
         nodes = [(w.data, range(w.step, w.step + 1)) for w in works]
-        streams, values = self._streams(nodes, works[0].workload.batch_size), self._values(works)
+        streams, models = self._streams(nodes, works[0].workload.batch_size), self._models(works)
 
         def found(run: tuple[Tensor, Tensor]) -> list[GradientResult]:
             gradient, losses = run
@@ -138,15 +142,16 @@ class DenseGroups:
             pairs = zip(Vector.rows(self.model.layout, gradient.cpu()), losses.tolist(), strict=True)
             return [GradientResult(vector, loss) for vector, loss in pairs]
 
-        return Prepared(partial(self._stacks.gradients, values, streams), found)
+        return Prepared(partial(self._stacks.gradients, models, streams), found)
 
     def _evaluations(self, works: Sequence[Evaluate]) -> Prepared:
         """Several models on one batch of examples."""
-        batch, values = works[0].batch, self._values(works)
+        batch, models, device = works[0].batch, self._models(works), self.learner.device
         check_examples(batch)
-        x, y, n = batch.x.flatten(1).to(values.device), batch.y.to(values.device), len(batch)
+        x, y, n = batch.x.flatten(1).to(device), batch.y.to(device), len(batch)
 
         def run() -> tuple[Tensor, Tensor]:
+            values = self._rows(models)
             size = self.learner.evaluated_at_once
             loss = values.new_zeros(len(works), dtype=torch.float64)
             right = values.new_zeros(len(works))
@@ -171,20 +176,21 @@ class DenseGroups:
             self._data[dataset] = dataset.x_train.flatten(1).to(device), dataset.y_train.to(device)
         return Streams(*self._data[dataset], nodes, batch_size)
 
-    def _values(self, works: Sequence[LocalSGD | Gradient | Evaluate]) -> Tensor:
-        """(G, P) the items' parameters, on the device. Raises ValueError for another layout."""
-        return self._rows([w.parameters for w in works])
+    def _models(self, works: Sequence[LocalSGD | Gradient | Evaluate]) -> Order:
+        """The items' parameters. Raises ValueError for another layout."""
+        return self._order([w.parameters for w in works])
 
-    def _rows(self, vectors: Sequence[Vector]) -> Tensor:
-        """(G, P) vectors of the model's layout, on the device; only to be read."""
+    def _order(self, vectors: Sequence[Vector]) -> Order:
+        """Vectors of the model's layout, to be stacked where they are needed."""
         layout = self.model.layout
         for vector in vectors:
             if vector.layout is not layout and vector.layout != layout:
                 raise ValueError(f"parameters of {self.model.name} are needed, found another layout")
-        first = vectors[0].values
-        if all(vector.values is first for vector in vectors):
-            return first.to(self.learner.device).expand(len(vectors), -1)
-        return torch.stack([v.values for v in vectors]).to(self.learner.device)
+        return Order(vectors)
+
+    def _rows(self, models: Order) -> Tensor:
+        """(G, P) on the device; only to be read."""
+        return self._stacks.rows(models).to(self.learner.device)
 
     def _rates(self, works: Sequence[LocalSGD]) -> Tensor:
         """(G,) each item's learning rate."""

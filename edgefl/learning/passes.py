@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from edgefl.parameters.deferred import made, stacked
+
 
 def forward(weights: list[Tensor], biases: list[Tensor], relus: list[bool], x: Tensor) -> list[Tensor]:
     """The input (G, B, D), each hidden layer's output (G, B, U), and the last one's (G, K, B)."""
@@ -84,7 +86,7 @@ def layers_of(values: Tensor, places: list[list[int]]) -> tuple[list[Tensor], li
     return weights[1:], biases[1:]
 
 
-def gradients(
+def slopes(
     values: Tensor,
     places: list[list[int]],
     relus: list[bool],
@@ -107,6 +109,22 @@ def gradients(
     losses, slope = output_slope(outputs[-1], labels, weight, regression)
     backward(weights, relus, outputs, slope, into_weights, into_biases, False)
     return into, losses.mul_(weight).sum(1)
+
+
+def gradients(
+    models: tuple[list[Tensor], list[list[int]], list[list[float]], list[int]],
+    places: list[list[int]],
+    relus: list[bool],
+    regression: bool,
+    x: Tensor,
+    y: Tensor,
+    index: Tensor,
+    weight: Tensor,
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """What had to be made of the models (see `stacked`), and their `slopes`."""
+    found, rows = stacked(models)
+    into, losses = slopes(rows.to(x.device), places, relus, regression, x, y, index, weight)
+    return found, into, losses
 
 
 def descend(
@@ -140,7 +158,7 @@ def descend(
 
 
 def train(
-    values: Tensor,
+    models: tuple[list[Tensor], list[list[int]], list[list[float]], list[int]],
     places: list[list[int]],
     relus: list[bool],
     regression: bool,
@@ -151,12 +169,15 @@ def train(
     rates: Tensor,
     active: list[int],
     at_once: int,
-) -> tuple[Tensor, Tensor]:
-    """Plain SGD: the new models, (G, P), and the sums over the steps of their batches' losses, (G,).
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Plain SGD: what had to be made of the models (see `stacked`), the new ones, (G, P), and the sums over
+    the steps of their batches' losses, (G,).
 
-    index, weight (S, G, B): as for `gradients`, step by step. rates: (G,). active: how many models have each
+    index, weight (S, G, B): as for `slopes`, step by step. rates: (G,). active: how many models have each
     step, the first ones. at_once: steps whose examples are gathered at a time.
     """
+    found, rows = stacked(models)
+    values = rows.to(x.device)
     views, bias_views = layers_of(values, places)
     weights = [t.clone(memory_format=torch.contiguous_format) for t in views]
     biases = [t.clone(memory_format=torch.contiguous_format) for t in bias_views]
@@ -181,7 +202,7 @@ def train(
     for i in range(len(weights)):
         into_weights[i].copy_(weights[i])
         into_biases[i].copy_(biases[i])
-    return new, total
+    return found, new, total
 
 
 def evaluate(
@@ -202,6 +223,8 @@ def evaluate(
 
 @functools.cache
 def compiled() -> Any:
-    """`gradients`, `descend`, `train` and `evaluate`, to be called as here."""
-    functions = (forward, output_slope, backward, layers_of, gradients, descend, train, evaluate)
+    """`stacked`, `slopes`, `gradients`, `descend`, `train` and `evaluate`, to be called as here."""
+    functions = (
+        made, stacked, forward, output_slope, backward, layers_of, slopes, gradients, descend, train, evaluate
+    )  # fmt: skip
     return torch.jit.CompilationUnit("\n".join(inspect.getsource(function) for function in functions))

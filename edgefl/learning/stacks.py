@@ -12,6 +12,7 @@ from edgefl.learning.model import Model
 from edgefl.learning.models.dense import Dense
 from edgefl.learning.passes import compiled
 from edgefl.learning.streams import Streams
+from edgefl.parameters.deferred import Order
 
 
 @dataclass(frozen=True)
@@ -39,26 +40,43 @@ def dense_layers(model: Model) -> tuple[Layer, ...] | None:
 
 
 class Stacks:
-    """What is done with models of one shape that lie as rows of a matrix, values (G, P), only to be read."""
+    """What is done with G models of one shape side by side. Those that are not there yet are made in the same
+    call."""
 
     def __init__(self, task: Task, layers: tuple[Layer, ...]) -> None:
         places = [[at.weight.start, at.bias.start, at.units, at.inputs] for at in layers]
         self._shape = places, [at.relu for at in layers], task == "regression"
         self._passes = compiled()
 
-    def train(self, values: Tensor, streams: Streams, rates: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, models: Order) -> Tensor:
+        """(G, P) the models, only to be read."""
+        made, values = self._passes.stacked(models.ingredients)
+        models.keep(made)
+        return values  # type: ignore[no-any-return]
+
+    def train(self, models: Order, streams: Streams, rates: Tensor) -> tuple[Tensor, Tensor]:
         """Plain SGD at rates (G,): the new models, and the sum of each one's losses over its steps, (G,)."""
         s = streams
-        found: tuple[Tensor, Tensor] = self._passes.train(
-            values, *self._shape, s.x, s.y, s.index, s.weight, rates, s.active, s.at_once
+        made, new, loss = self._passes.train(
+            models.ingredients, *self._shape, s.x, s.y, s.index, s.weight, rates, s.active, s.at_once
         )
-        return found
+        models.keep(made)
+        return new, loss
 
-    def gradients(self, values: Tensor, streams: Streams, step: int = 0) -> tuple[Tensor, Tensor]:
-        """At one step of streams, of the first so many models: the gradients, and the losses, (G,)."""
+    def gradients(self, models: Order, streams: Streams) -> tuple[Tensor, Tensor]:
+        """At the first step of streams: the gradients, (G, P), and the losses, (G,)."""
+        s = streams
+        made, slope, losses = self._passes.gradients(
+            models.ingredients, *self._shape, s.x, s.y, s.index[0], s.weight[0]
+        )
+        models.keep(made)
+        return slope, losses
+
+    def slopes(self, values: Tensor, streams: Streams, step: int) -> tuple[Tensor, Tensor]:
+        """As `gradients`, at one step of streams, of the first so many models, rows of values (G, P)."""
         s, a = streams, len(values)
         index, weight = s.index[step, :a], s.weight[step, :a]
-        found: tuple[Tensor, Tensor] = self._passes.gradients(values, *self._shape, s.x, s.y, index, weight)
+        found: tuple[Tensor, Tensor] = self._passes.slopes(values, *self._shape, s.x, s.y, index, weight)
         return found
 
     def evaluate(self, values: Tensor, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

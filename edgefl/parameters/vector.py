@@ -9,18 +9,20 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from edgefl.parameters.deferred import MEAN, MOST_VALUES, SUM, Order, Recipe, made
 from edgefl.parameters.layout import Layout
 
 
 class Vector:
     """Parameters as one contiguous vector plus its layout; a value that nobody changes.
 
-    values: (layout.size,) of layout.dtype; never written to after it is wrapped.
+    values: (layout.size,) of layout.dtype; never written to after it is wrapped. Sums, differences and mixes
+    of small vectors without buffers are made when somebody first reads them (see `deferred`).
     buffers: one tensor per entry of layout.buffers. Their rule: floating-point buffers follow the
     parameters through every operation; integer and boolean ones (counters) take the larger of the two.
     """
 
-    __slots__ = ("_norm", "buffers", "layout", "values")
+    __slots__ = ("_norm", "buffers", "held", "layout")
 
     def __init__(
         self, layout: Layout, values: Tensor, buffers: tuple[Tensor, ...] = (), norm: float | None = None
@@ -33,7 +35,9 @@ class Vector:
             )
         if len(buffers) != len(layout.buffers):
             raise ValueError(f"{len(layout.buffers)} buffers are needed, found {len(buffers)}")
-        self.layout, self.values, self.buffers, self._norm = layout, values, buffers, norm
+        self.layout, self.buffers, self._norm = layout, buffers, norm
+        self.held: Tensor | Recipe = values
+        """The values, or how they follow from others."""
 
     @classmethod
     def rows(cls, layout: Layout, values: Tensor, norms: Sequence[float] | None = None) -> list[Vector]:
@@ -46,25 +50,45 @@ class Vector:
         found, known = [], itertools.repeat(None) if norms is None else norms
         for row, norm in zip(values.unbind(), known, strict=norms is not None):
             new = object.__new__(cls)
-            new.layout, new.values, new.buffers, new._norm = layout, row, (), norm
+            new.layout, new.held, new.buffers, new._norm = layout, row, (), norm
             found.append(new)
         return found
 
     @property
+    def values(self) -> Tensor:
+        held = self.held
+        if isinstance(held, Recipe):
+            Order((self,)).make()
+            return self.values
+        return held
+
+    @property
+    def depth(self) -> int:
+        """Recipes to be followed one after the other until the values are there."""
+        held = self.held
+        return held.depth if isinstance(held, Recipe) else 0
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the raw values and buffers: what a message with this vector carries as payload."""
-        return self.values.nbytes + sum(b.nbytes for b in self.buffers)
+        return self.layout.size * self.layout.dtype.itemsize + sum(b.nbytes for b in self.buffers)
 
-    def _with(self, values: Tensor, buffers: tuple[Tensor, ...]) -> Vector:
+    def _with(self, held: Tensor | Recipe, buffers: tuple[Tensor, ...] = ()) -> Vector:
         new = object.__new__(Vector)
-        new.layout, new.values, new.buffers, new._norm = self.layout, values, buffers, None
+        new.layout, new.held, new.buffers, new._norm = self.layout, held, buffers, None
         return new
 
-    def _combine(self, other: Vector, op: Callable[[Tensor, Tensor], Tensor]) -> Vector:
+    def _defers(self) -> bool:
+        return not self.buffers and self.layout.size <= MOST_VALUES
+
+    def _check(self, other: Vector) -> None:
         if other.layout is not self.layout and other.layout != self.layout:
             raise ValueError("vectors of one layout are needed")
+
+    def _combine(self, other: Vector, op: Callable[[Tensor, Tensor], Tensor]) -> Vector:
+        self._check(other)
         if not self.buffers:
-            return self._with(op(self.values, other.values), ())
+            return self._with(op(self.values, other.values))
         pairs = zip(self.buffers, other.buffers, strict=True)
         buffers = tuple(op(a, b) if a.dtype.is_floating_point else torch.maximum(a, b) for a, b in pairs)
         return self._with(op(self.values, other.values), buffers)
@@ -73,10 +97,16 @@ class Vector:
         return self._with(op(self.values), tuple(op(b) if b.is_floating_point() else b for b in self.buffers))
 
     def __add__(self, other: Vector) -> Vector:
-        return self._combine(other, torch.add)
+        return self._sum(other, 1.0)
 
     def __sub__(self, other: Vector) -> Vector:
-        return self._combine(other, torch.sub)
+        return self._sum(other, -1.0)
+
+    def _sum(self, other: Vector, factor: float) -> Vector:
+        if not self._defers():
+            return self._combine(other, torch.add if factor == 1 else torch.sub)
+        self._check(other)
+        return self._with(Recipe(SUM, (self, other), [factor]))
 
     def __mul__(self, factor: float) -> Vector:
         return self._scale(lambda t: t * factor)
@@ -92,6 +122,10 @@ class Vector:
     def moved(self, change: Vector, rate: float) -> Vector:
         """self + rate change, rounded as lerp by a rate below 1/2 rounds it."""
         return self._combine(change, lambda a, b: torch.add(a, b, alpha=rate))
+
+    def middle(self, other: Vector) -> Vector:
+        """(self + other) / 2, summed in this order."""
+        return self._combine(other, lambda a, b: torch.add(a, b).mul_(0.5))
 
     def lerp(self, other: Vector, share: float) -> Vector:
         """(1 - share) self + share other; share 1 gives `other` bit for bit, share 0 self."""
@@ -194,19 +228,17 @@ def mix(parameters: Mapping[int, Vector], row: Mapping[int, float]) -> Vector:
     if abs(sum(row.values()) - 1) > 1e-6 or min(row.values()) < 0:
         raise ValueError(f"a row of nonnegative weights that sum to 1 is needed, found {dict(row)}")
     ids = sorted(parameters)
-    first = parameters[ids[0]]
+    vectors, weights = [parameters[j] for j in ids], [float(row[j]) for j in ids]
+    first = vectors[0]
+    for vector in vectors:
+        first._check(vector)
+    if first._defers():
+        return first._with(Recipe(MEAN, vectors, weights))
 
-    def weighted(tensors: list[Tensor]) -> Tensor:
+    def weighted(tensors: Sequence[Tensor]) -> Tensor:
         if not tensors[0].dtype.is_floating_point:
-            return torch.stack(tensors).amax(0)
-        total = tensors[0].to(torch.float64, copy=True).mul_(row[ids[0]])
-        for j, tensor in zip(ids[1:], tensors[1:], strict=True):
-            total.add_(tensor, alpha=row[j])
-        return total.to(tensors[0].dtype)
+            return torch.stack(list(tensors)).amax(0)
+        return made(list(tensors), [[MEAN, *range(len(tensors))]], [weights])[0]
 
-    others = [parameters[j].layout for j in ids[1:]]
-    if any(layout is not first.layout and layout != first.layout for layout in others):
-        raise ValueError("vectors of one layout are needed")
-    values = weighted([parameters[j].values for j in ids])
-    buffers = tuple(weighted([parameters[j].buffers[k] for j in ids]) for k in range(len(first.buffers)))
-    return Vector(first.layout, values, buffers)
+    buffers = tuple(map(weighted, zip(*(vector.buffers for vector in vectors), strict=True)))
+    return first._with(weighted([vector.values for vector in vectors]), buffers)

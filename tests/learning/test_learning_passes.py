@@ -82,3 +82,26 @@ def test_what_a_group_trained_knows_its_norm():
         fresh = float(torch.linalg.vector_norm(vector.values))
         assert vector._norm is not None and vector.norm() == pytest.approx(fresh, rel=1e-6)
         assert (vector * 2).norm() == pytest.approx(2 * fresh, rel=1e-6)
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_group_makes_the_models_that_it_trains_from(momentum, workers):
+    data = dataset(*IMAGE)
+    model = mlp(data)
+    learner = Learner(model, TrainConfig(momentum=momentum))
+    start = [model.init() * (1 + i) for i in range(4)]
+
+    def put_off():
+        return [start[i] + (start[i] - start[i - 1]) for i in range(4)]
+
+    def trained(models):
+        works = [LocalSGD(x, local(data, 16, i), 0, Workload(batch_size=4)) for i, x in enumerate(models)]
+        return [promise.result() for promise in Batched(learner, 4, workers).start(works)]
+
+    models, made = put_off(), put_off()
+    assert all(x.values is not None and x.depth == 0 for x in made) and all(x.depth == 2 for x in models)
+    for a, b in zip(trained(models), trained(made), strict=True):
+        assert isinstance(a, Trained) and isinstance(b, Trained)
+        assert a.parameters.equal(b.parameters) and a.loss == b.loss
+    assert all(x.depth == 0 and x.equal(y) for x, y in zip(models, made, strict=True))

@@ -64,7 +64,7 @@ class Reply(Message):
 
 def average(active: Vector, passive: Vector) -> Vector:
     """(m_a + m_p) / 2, summed in this order at both ends."""
-    return (active + passive) / 2
+    return active.middle(passive)
 
 
 async def worker(node: Node) -> Vector:
