@@ -113,7 +113,8 @@ async def server(node: Node) -> Vector:
         if (t + 1) % config.replan_rounds == 0:
             slowdowns, plan = fleet.measured(plan.cuts, busy_s, slowdowns, above=0.0), None
         node.publish(w, step=t + 1)
-        await node.save(w=w, round=t + 1, slowdowns=slowdowns, held=held, life=node.life)
+        # On the disk before the next round begins: a client knows its front before one round and no more.
+        await node.store(w=w, round=t + 1, slowdowns=slowdowns, held=held, life=node.life)
     return w
 
 
@@ -151,9 +152,8 @@ async def client(node: Node) -> None:
 async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any]:
     """Take or give layers, and train the front; what is returned is saved as the answer leaves."""
     model, rate = node.model, m.rate_bytes_per_s
-    again = (
-        "before_" if saved.get("round") == m.turn[1] else ""
-    )  # a server that was restarted repeats its round
+    # A server that was restarted repeats its round.
+    again = "before_" if saved.get("round") == m.turn[1] else ""
     own: Vector | None = saved.get(f"{again}front")
     has: int = saved.get(f"{again}cut", 0)
     before = {"before_front": own, "before_cut": has, "round": m.turn[1]}
