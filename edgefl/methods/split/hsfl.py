@@ -16,6 +16,7 @@ away; one that is gone is left out of S_l for that round. Labels are sent.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -74,6 +75,11 @@ class Given(Message):
     once_by = ("sender", "turn")
     turn: tuple[int, int]
     layers: Vector
+
+
+@dataclass(frozen=True)
+class BackAgain(FrontBack):
+    """The end of the last turn of a client that has come back, once more: the first may not have left."""
 
 
 async def server(node: Node) -> Vector:
@@ -146,17 +152,25 @@ async def _serve(
 
 
 async def client(node: Node) -> None:
+    if node.saved:
+        _answer(node, BackAgain, node.saved)
     await serve_turns(node, Assigned, _turn)
 
 
+def _answer(node: Node, kind: type[FrontBack], saved: Mapping[str, Any]) -> None:
+    back = kind(saved["turn"], None, None, saved["loss"], saved["busy_s"])
+    node.send(node.fleet.ids("server"), back, rate_bytes_per_s=saved["rate"])
+
+
 async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any]:
-    """Take or give layers, and train the front; what is returned is saved as the answer leaves."""
+    """Take or give layers, and train the front, which is on the disk before the answer leaves: the server
+    never goes on from a turn that its client has to do again."""
     model, rate = node.model, m.rate_bytes_per_s
     # A server that was restarted repeats its round.
-    again = "before_" if saved.get("round") == m.turn[1] else ""
+    again = "before_" if saved and saved["turn"][1] == m.turn[1] else ""
     own: Vector | None = saved.get(f"{again}front")
     has: int = saved.get(f"{again}cut", 0)
-    before = {"before_front": own, "before_cut": has, "round": m.turn[1]}
+    before = {"before_front": own, "before_cut": has}
     if own is not None and has > m.cut:
         stage = model.stage(0, has)
         if m.wants:
@@ -173,8 +187,11 @@ async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any
     own = None if turn.part is None else turn.part.parameters
     if own is not None:
         node.publish(own, step=m.turn[1] + 1)
-    node.send(m.sender, back, rate_bytes_per_s=rate)
-    return {"front": own, "cut": m.cut, **before}
+    answer = {"turn": m.turn, "loss": back.loss, "busy_s": back.busy_s, "rate": rate}
+    new = {"front": own, "cut": m.cut, **before, **answer}
+    await node.store(**new)
+    _answer(node, FrontBack, new)
+    return new
 
 
 METHOD = Method(
@@ -182,7 +199,7 @@ METHOD = Method(
     title="Heterogeneous split federated learning, personal fronts",
     paper="Sun et al. 2024, https://arxiv.org/abs/2411.13907",
     roles={"server": server, "client": client},
-    messages=(Assigned, Given, SmashedData, SmashedGradient, FrontBack),
+    messages=(Assigned, Given, SmashedData, SmashedGradient, FrontBack, BackAgain),
     config=HSFLConfig,
     ends_with=("server",),
     needs="star",
