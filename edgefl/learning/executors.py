@@ -52,6 +52,11 @@ class Executor(Protocol):
     num_workers: int
     group: int
 
+    @property
+    def threads(self) -> Workers | None:
+        """Those that work goes on in, and the caller's; None where it works alone."""
+        ...
+
     def run(self, works: Sequence[Work]) -> list[object]:
         """The result of each item, or the Exception that it raised, in the order given."""
         ...
@@ -73,6 +78,7 @@ class Inline:
     """One item after the other."""
 
     num_workers = 0
+    threads: Workers | None = None
     group = 1
 
     def __init__(self, learner: Learner) -> None:
@@ -103,8 +109,8 @@ class Parallel:
 
     def __init__(self, learner: Learner, workers: int) -> None:
         self.learner = learner
-        self._workers = Workers(workers)
-        self.num_workers = self._workers.beside
+        self.threads = Workers(workers)
+        self.num_workers = self.threads.beside
         self._learners = [learner]
         """Each thread's, with scratch memory of its own; the caller's first."""
 
@@ -118,10 +124,10 @@ class Parallel:
         ]
 
     def _submit(self, work: Work) -> Promise:
-        while len(self._learners) <= min(self._workers.started + 1, self.num_workers):
+        while len(self._learners) <= min(self.threads.started + 1, self.num_workers):
             # Made here, and not in the threads: making modules borrows torch's global random state.
             self._learners.append(self.learner.twin())
-        return self._workers.submit(lambda place: _attempt(work, self._learners[place]))
+        return self.threads.submit(lambda place: _attempt(work, self._learners[place]))
 
     def group_key(self, work: Work) -> Hashable | None:
         return None
@@ -197,8 +203,8 @@ class Batched:
         self.learner = learner
         self.group = min(group, max(_FEW, _MOST_VALUES // learner.model.layout.size))
         self._dense = DenseGroups(learner, layers)
-        self._workers = Workers(workers)
-        self.num_workers = self._workers.beside
+        self.threads = Workers(workers)
+        self.num_workers = self.threads.beside
         self._narrower: dict[Model, DenseGroups] = {}
 
     def run(self, works: Sequence[Work]) -> list[object]:
@@ -210,7 +216,7 @@ class Batched:
     def _begin(self, works: Sequence[Work], beside: bool) -> Sequence[Promise]:
         """beside: the caller goes on; else a single group stays with it: no other thread would be faster."""
         groups, promises = self._groups(works), dict[int, Part]()
-        workers = self._workers if self.num_workers and (beside or len(groups) > 1) else None
+        workers = self.threads if self.num_workers and (beside or len(groups) > 1) else None
         for members in groups:
             group = Group([works[i] for i in members], self, workers)
             for place, i in enumerate(members):

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from edgefl.parameters.deferred import MEAN, MOST_VALUES, SUM, Order, Recipe, made
 from edgefl.parameters.layout import Layout
+from edgefl.parameters.moves import Moves
 
 
 class Vector:
@@ -168,7 +169,8 @@ class Vector:
 
 
 class WeightedMean:
-    """A running weighted mean that holds one vector, however many are added.
+    """A running weighted mean that holds one vector, however many are added; where threads are lent (see
+    moves), also the latest few.
 
     The mean moves by `lerp` towards each value: a single value comes back bit for bit, equal values
     stay what they are, and arithmetic is in place at memory speed. `dtype` float64 keeps more bits, at
@@ -178,7 +180,7 @@ class WeightedMean:
     def __init__(self, layout: Layout, dtype: torch.dtype | None = None) -> None:
         self.layout, self.weight, self.count = layout, 0.0, 0
         self._dtype = dtype or layout.dtype
-        self._mean: Tensor | None = None
+        self._mean: Moves | None = None
         self._buffers: list[Tensor] = []
 
     def add(self, vector: Vector, weight: float = 1.0) -> None:
@@ -195,11 +197,11 @@ class WeightedMean:
         self.weight += weight
         self.count += 1
         if self._mean is None:
-            self._mean = vector.values.to(self._dtype, copy=True)
+            self._mean = Moves(vector.values.to(self._dtype, copy=True))
             self._buffers = [b.clone() for b in vector.buffers]
             return
         share, values = weight / self.weight, vector.values
-        self._mean.lerp_(values if values.dtype is self._dtype else values.to(self._dtype), share)
+        self._mean.add(values if values.dtype is self._dtype else values.to(self._dtype), share)
         for kept, new in zip(self._buffers, vector.buffers, strict=True):
             if kept.is_floating_point():
                 kept.lerp_(new, share)
@@ -210,7 +212,7 @@ class WeightedMean:
         """The mean so far, or `otherwise` when no weight came in (nobody reported, or only zeros)."""
         if self._mean is None:
             return otherwise
-        values = self._mean.to(self.layout.dtype, copy=True)
+        values = self._mean.finish().to(self.layout.dtype, copy=True)
         return Vector(self.layout, values, tuple(b.clone() for b in self._buffers))
 
 

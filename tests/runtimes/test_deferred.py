@@ -54,7 +54,7 @@ class Scaled(Work):
 class Together:
     """An executor that takes all Scaled at once, and gives each its own result."""
 
-    num_workers = 0
+    num_workers, threads = 0, None
     group = 1000
 
     def run(self, works):

@@ -51,7 +51,7 @@ def drawn_faults(method, seed):
 class Idle:
     """An executor that trains nothing: what is at stake here is who waits for whom."""
 
-    num_workers = 0
+    num_workers, threads = 0, None
     group = 1000
 
     def run(self, works):

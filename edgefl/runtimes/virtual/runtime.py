@@ -20,6 +20,7 @@ from edgefl.messages.base import Message, payload_bytes
 from edgefl.nodes.handles import Task, Transfer
 from edgefl.nodes.operations import Compute
 from edgefl.nodes.plan import Crash, Observer, RunPlan
+from edgefl.parameters.moves import lent
 from edgefl.runtimes.interpreter import Interpreter
 from edgefl.runtimes.outcome import Outcome
 from edgefl.runtimes.virtual.links import Flow, Lane, make_links
@@ -112,7 +113,8 @@ class VirtualRuntime(Interpreter):
 
     def run(self) -> Outcome:
         """Run to the end. Raises Stuck when nobody can move any more, ProgramFailed for a program's error."""
-        with _rare_collections(), _quick_switches():
+        threads = None if self.executor is None else self.executor.threads
+        with _rare_collections(), _quick_switches(), lent(threads):
             return self._run()
 
     def _run(self) -> Outcome:
