@@ -8,6 +8,7 @@ from toy import Watcher
 
 from edgefl.learning.executors import Batched, Inline, Parallel
 from edgefl.nodes.plan import Crash, FaultPlan
+from edgefl.parameters import moves
 from edgefl.runtimes.virtual import VirtualRuntime
 from edgefl.runtimes.virtual.checkpoint import take_checkpoint
 
@@ -40,7 +41,7 @@ def test_work_begins_while_the_clock_goes_on():
     class Meeting(Parallel):
         def start(self, works):
             for _ in works:
-                self._workers.submit(lambda _: meet.wait())
+                self.threads.submit(lambda _: meet.wait())
             return super().start(works)
 
     VirtualRuntime(plan, Watcher(), Meeting(plan.learner, 4)).run()
@@ -97,3 +98,86 @@ def test_a_crash_takes_its_item_out_of_a_begun_group():
         VirtualRuntime(plan, watcher, Batched(plan.learner, 2, workers)).run()
         runs.append([(node, t, step, v.values.numpy().tobytes()) for node, t, step, v in watcher.models])
     assert runs[0] == runs[1] and len(runs[0]) >= 3
+
+
+class Noting(Batched):
+    """Notes how many items each call began beside the clock, and carried out at once."""
+
+    def __init__(self, learner, group, workers):
+        super().__init__(learner, group, workers)
+        self.began, self.at_once = [], []
+
+    def start(self, works):
+        self.began.append(len(works))
+        return super().start(works)
+
+    def run(self, works):
+        self.at_once.append(len(works))
+        return super().run(works)
+
+
+def noted_run(plan, group, workers):
+    watcher = Watcher()
+    runtime = VirtualRuntime(plan, watcher, Noting(plan.learner, group, workers))
+    runtime.run()
+    models = [(node, t, step, v.values.numpy().tobytes()) for node, t, step, v in watcher.models]
+    return models, runtime.executor, runtime._workshop
+
+
+def test_what_is_left_over_is_begun_with_the_groups():
+    """Of six clients in groups of four two are left over: nothing is left for the clock's own thread."""
+    models, executor, workshop = noted_run(small_plan("fedavg", 6, rounds=2), 4, 2)
+    expected, alone, _ = noted_run(small_plan("fedavg", 6, rounds=2), 4, 1)
+    assert models == expected
+    assert (executor.began, executor.at_once) == ([4, 2, 4, 2], [])
+    assert (alone.began, alone.at_once) == ([], [4, 2, 4, 2])
+    assert not workshop._ahead and not workshop._in_vain
+
+
+def test_others_come_after_that():
+    """A client of FedAsync begins again when it has reported, and joins those that were begun ahead."""
+    faults = FaultPlan(compute_jitter=0.5)
+    found = [noted_run(small_plan("fedasync", 6, rounds=6, faults=faults), 4, workers) for workers in (1, 2)]
+    (expected, _, alone), (models, _, workshop) = found
+    assert models == expected and len(models) > 3
+    assert (workshop.batches, workshop.items) == (alone.batches, alone.items)
+    assert workshop._in_vain and not workshop._ahead
+
+
+def test_one_of_them_leaves_after_that():
+    """Clients 5 and 6 take three times as long, and 6 dies between the others' ends and its own."""
+
+    def slow_plan(faults):
+        return small_plan("fedavg", 6, rounds=3, slowdowns=[1, 1, 1, 1, 1, 3, 3], faults=faults)
+
+    watcher = Watcher()
+    plan = slow_plan(FaultPlan())
+    VirtualRuntime(plan, watcher, Batched(plan.learner, 4)).run()
+    first, *_, last = sorted(end for _, name, _, end, _ in watcher.spans if name == "compute")[:6]
+    faults = FaultPlan((Crash(6, (first + last) / 2),), detect_s=0.01)
+    found = [noted_run(slow_plan(faults), 4, workers) for workers in (1, 2)]
+    (expected, _, alone), (models, _, workshop) = found
+    assert models == expected and len(models) >= 3
+    assert (workshop.batches, workshop.items) == (alone.batches, alone.items)
+    assert workshop._in_vain and not workshop._ahead
+
+
+def test_reports_are_added_on_the_threads_of_the_run(monkeypatch):
+    """Each of two rounds adds five reports to a first, in two pieces: one of them is handed over."""
+    monkeypatch.setattr(moves, "_LEAST", 100)
+    handed = []
+
+    class Handing(Batched):
+        def __init__(self, learner, workers):
+            super().__init__(learner, 6, workers)
+            submit = self.threads.submit
+            self.threads.submit = lambda call: handed.append(call) or submit(call)
+
+    runs = []
+    for workers in (1, 2):
+        plan, watcher = small_plan("fedavg", 6, rounds=2), Watcher()
+        VirtualRuntime(plan, watcher, Handing(plan.learner, workers)).run()
+        runs.append([v.values.numpy().tobytes() for _, _, _, v in watcher.models])
+    added = [call for call in handed if getattr(call, "func", None) is moves._move]
+    assert runs[0] == runs[1] and len(runs[0]) >= 2
+    assert len(added) == 2

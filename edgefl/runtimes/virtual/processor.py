@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import numpy as np
@@ -71,6 +71,10 @@ class Workshop:
     result is due in virtual time; then all that wait with this key are carried out together. Which items
     those are depends on virtual events only. Items without a batch key begin at once where the executor has
     workers. With workers the clock goes on until a result that is not there yet is due.
+
+    When the first of them is due, those with its key that still wait, too few for a group, are begun too:
+    most likely they are carried out as they are. Where others join them before that, or one leaves, it was
+    in vain: what is then carried out is what would have been, and this key's are not begun ahead again.
     """
 
     def __init__(self, executor: Executor | None) -> None:
@@ -78,6 +82,9 @@ class Workshop:
         self._pending: dict[Hashable, dict[Item, None]] = {}
         self._begun: dict[Item, Promise] = {}
         """What workers are at."""
+        self._ahead: dict[Hashable, Sequence[Promise]] = {}
+        """What they are at ahead: all that wait with this key, in their order."""
+        self._in_vain: set[Hashable] = set()
         self.batches = self.items = 0
 
     def admit(self, item: Item) -> None:
@@ -88,6 +95,7 @@ class Workshop:
         if item.key is not None:
             waiting = self._pending.setdefault(item.key, {})
             waiting[item] = None
+            self._changed(item.key)
             if len(waiting) >= executor.group:
                 self._carry_out_all(list(self._pending.pop(item.key)), executor.num_workers > 0)
         elif executor.num_workers and type(item.work) in BEGIN_AT_ONCE:
@@ -98,8 +106,14 @@ class Workshop:
         begun = self._begun.pop(item, None)
         if begun is not None:
             begun.cancel()
-        if item.key is not None:
-            self._pending.get(item.key, {}).pop(item, None)
+        if item.key is not None and item in self._pending.get(item.key, {}):
+            del self._pending[item.key][item]
+            self._changed(item.key)
+
+    def _changed(self, key: Hashable) -> None:
+        """Others wait with this key now than those that may have been begun ahead."""
+        if self._ahead.pop(key, None) is not None:
+            self._in_vain.add(key)
 
     def result(self, item: Item) -> object:
         """The item's result, or the exception that it raised."""
@@ -108,14 +122,22 @@ class Workshop:
             self._carry_out_all(batch, beside=False)
         begun = self._begun.pop(item, None)
         if begun is not None:
+            self._begin_ahead(item.key)
             item.result, item.carried_out = begun.result(), True
         return item.result
+
+    def _begin_ahead(self, key: Hashable) -> None:
+        waiting = self._pending.get(key, {})
+        known = key in self._ahead or key in self._in_vain
+        if self._executor is not None and len(waiting) > 1 and not known:
+            self._ahead[key] = self._executor.start([item.work for item in waiting])
 
     def finish(self) -> None:
         """Wait for all that workers are at: afterwards items hold their results."""
         for item, future in self._begun.items():
             item.result, item.carried_out = future.result(), True
         self._begun.clear()
+        self._ahead.clear()
 
     def _count(self, items: int) -> None:
         self.batches += 1
@@ -125,8 +147,11 @@ class Workshop:
         """Carry a batch out, or begin it beside the clock."""
         self._count(len(batch))
         works = [item.work for item in batch]
-        if self._executor is not None and beside:
-            self._begun.update(zip(batch, self._executor.start(works), strict=True))
+        ahead = self._ahead.pop(batch[0].key, None)
+        if ahead is None and self._executor is not None and beside:
+            ahead = self._executor.start(works)
+        if ahead is not None:
+            self._begun.update(zip(batch, ahead, strict=True))
             return
         for item, result in zip(batch, self._carry_out(works), strict=True):
             item.result, item.carried_out = result, True
