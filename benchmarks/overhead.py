@@ -8,6 +8,7 @@ Sums: the streaming weighted mean of 100 models of 10 MB beside as many copies. 
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -52,9 +53,11 @@ def own_time(repeats: int) -> Line:
 
     def train(t: int) -> None:
         workloads = [run.plan.nodes[i].workload for i in run.plan.ids("client")]
-        run.executor.run(
-            [LocalSGD(w, part, t, load) for part, load in zip(run.parts, workloads, strict=True)]
-        )
+        works = [LocalSGD(w, part, t, load) for part, load in zip(run.parts, workloads, strict=True)]
+        size = run.executor.group
+        groups = [run.executor.start(works[i : i + size]) for i in range(0, len(works), size)]
+        for promise in itertools.chain(*groups):
+            promise.result()
 
     def evaluate() -> None:
         run.executor.run([Evaluate(w, Batch(data.x_test, data.y_test))])
