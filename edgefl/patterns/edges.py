@@ -116,9 +116,10 @@ class Edges:
     async def gather(self, kind: type[M], senders: list[int], step: int) -> AsyncIterator[M]:
         """One message of this kind and step from each of `senders` that lives, as they arrive."""
         node, waiting = self.node, set(senders)
+        # Always from the neighbors that take part by then; over gRPC nobody misses who is back soon.
+        news = node.first(node.receive(kind, Gone, Back, sender=self.since, step=step), node.receive(Join))
         while waiting:
-            news = node.receive(kind, Gone, Back, sender=self.since, step=step)
-            m = await node.first(news, node.receive(Join))  # over gRPC nobody misses who is back soon
+            m = await news
             if isinstance(m, Join):
                 self._hear(m, step + 1)
             elif isinstance(m, kind):
