@@ -38,7 +38,7 @@ class Task(Generic[T]):
         self.token = 0  # counts resumptions: a wake-up for an earlier wait is void
         self.waits_for: Op[Any] | None = None
         self.since = 0.0
-        self.watchers: list[tuple[Task[Any], int]] = []
+        self.watchers: tuple[tuple[Task[Any], int], ...] = ()  # hardly ever more than one
 
     def __await__(self) -> Generator[Any, Any, T]:
         return Join(self).__await__()
@@ -87,10 +87,10 @@ class Transfer:
         self.state: Any = state
         self.message, self.receivers, self.sent_at = message, receivers, sent_at
         self.unsent = self.unacknowledged = len(receivers)
-        self.undeliverable: list[int] = []
+        self.undeliverable: tuple[int, ...] = ()
         self.cancelled = False
         self.flows: list[Any] = []
-        self.watchers: list[tuple[Task[Any], int]] = []
+        self.watchers: tuple[tuple[Task[Any], int], ...] = ()  # hardly ever more than one
 
     def __await__(self) -> Generator[Any, Any, None]:
         return Left(self).__await__()

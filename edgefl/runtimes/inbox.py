@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping
 
 from mypy_extensions import mypyc_attr
@@ -47,9 +47,9 @@ class Inbox:
 
     def __init__(self) -> None:
         self._by_kind: dict[type[Message], deque[tuple[int, Message]]] = {}
-        self._arrivals = 0
+        self._arrivals = self._held = 0
         self._seen: dict[type[Message], set[object]] = {}
-        self.stale: Counter[str] = Counter()
+        self.stale: dict[str, int] = {}
 
     def repeated(self, message: Message) -> bool:
         """Whether the like of it, by `once_by`, has been here before; notes that it is here now."""
@@ -70,12 +70,16 @@ class Inbox:
             for at, (_, old) in enumerate(queue):
                 if [getattr(old, name) for name in message.newest_by] == key:
                     del queue[at]
+                    self._held -= 1
                     break
         self._arrivals += 1
+        self._held += 1
         queue.append((self._arrivals, message))
 
     def get(self, pattern: Receive) -> Message | None:
         """Take out the oldest match; stale messages that it meets are dropped and counted."""
+        if not self._held:  # most often so: nothing else is looked at
+            return None
         best: tuple[int, Message] | None = None
         for kind, queue in self._by_kind.items():
             if not queue or not issubclass(kind, pattern.kinds):
@@ -88,6 +92,7 @@ class Inbox:
                     break
         if best is None:
             return None
+        self._held -= 1
         queue = self._by_kind[type(best[1])]
         if queue[0] is best:
             queue.popleft()
@@ -104,6 +109,7 @@ class Inbox:
                 hits = [entry for entry in queue if matches(pattern, entry[1])]
                 if hits:
                     found += hits
+                    self._held -= len(hits)
                     chosen = {arrival for arrival, _ in hits}
                     self._by_kind[kind] = deque(e for e in queue if e[0] not in chosen)
         return [message for _, message in sorted(found, key=lambda entry: entry[0])]
@@ -113,15 +119,22 @@ class Inbox:
             return
         kept = [entry for entry in queue if not is_stale(pattern, entry[1])]
         if len(kept) < len(queue):
-            self.stale[kind.__name__] += len(queue) - len(kept)
+            self.count_stale(kind, len(queue) - len(kept))
+            self._held -= len(queue) - len(kept)
             queue.clear()
             queue.extend(kept)
+
+    def count_stale(self, kind: type[Message], messages: int) -> None:
+        """So many of a kind came for an earlier round."""
+        self.stale[kind.__name__] = self.stale.get(kind.__name__, 0) + messages
 
     def forget(self, kind: type[Message], sender: int) -> None:
         """Drop all messages of a kind from a sender (an older word on whether it lives)."""
         queue = self._by_kind.get(kind)
         if queue:
-            self._by_kind[kind] = deque(e for e in queue if e[1].sender != sender)
+            kept = [entry for entry in queue if entry[1].sender != sender]
+            self._held -= len(queue) - len(kept)
+            self._by_kind[kind] = deque(kept)
 
     def waiting(self) -> Iterator[Message]:
         """All that nobody has asked for yet."""

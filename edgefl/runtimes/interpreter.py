@@ -181,7 +181,7 @@ class Interpreter(Tasks):
     def _begin_join(self, task: Task[Any], op: Join[Any]) -> Any:
         if op.task.finished:
             return op.task.outcome()
-        op.task.watchers.append((task, task.token))
+        op.task.watchers += ((task, task.token),)
         return WAIT
 
     def _begin_left(self, task: Task[Any], op: Left) -> Any:
@@ -192,7 +192,7 @@ class Interpreter(Tasks):
 
     def _watch(self, task: Task[Any], watched: Transfer, value: Any) -> Any:
         if value is WAIT:
-            watched.watchers.append((task, task.token))
+            watched.watchers += ((task, task.token),)
         return value
 
     def _begin_first(self, task: Task[Any], op: First) -> Any:
@@ -216,7 +216,7 @@ class Interpreter(Tasks):
                 raise TypeError(f"first() takes receives, tasks and transfers; start() {one!r} first")
         for one in op.ops:
             if isinstance(one, Task | Transfer):
-                one.watchers.append((task, task.token))
+                one.watchers += ((task, task.token),)
         if receives:
             task.state.waiting[task] = tuple(receives)
         if timeouts:
@@ -243,8 +243,11 @@ class Interpreter(Tasks):
     # --- messages and peers -------------------------------------------------------------------------
 
     def deliver(self, node: int, message: Message) -> None:
+        """A message has arrived at a node."""
+        self.hand(self.states[node], message)
+
+    def hand(self, state: NodeState, message: Message) -> None:
         """A message has arrived: to whoever waits for it, else into the inbox."""
-        state = self.states[node]
         if not state.alive:
             return
         if message.once_by is not None and state.inbox.repeated(message):
@@ -259,7 +262,7 @@ class Interpreter(Tasks):
                     self.wake(task, task.token, message)
                     return
                 if is_stale(pattern, message):
-                    state.inbox.stale[kind.__name__] += 1
+                    state.inbox.count_stale(kind, 1)
                     return
         state.inbox.put(message)
 
@@ -289,7 +292,7 @@ class Interpreter(Tasks):
 
     def undeliverable(self, transfer: Transfer, receiver: int) -> None:
         """One receiver will never have it."""
-        transfer.undeliverable.append(receiver)
+        transfer.undeliverable += (receiver,)
         self.acknowledged(transfer)
 
     def peer_gone(self, node: int) -> None:

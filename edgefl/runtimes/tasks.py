@@ -318,7 +318,7 @@ class Tasks:
     def wake_watchers(self, watched: Task[Any] | Transfer) -> None:
         for task, token in watched.watchers:
             self.call_soon(self._wake_watcher, task, token, watched)
-        watched.watchers.clear()
+        watched.watchers = ()
 
     def _wake_watcher(self, task: Task[Any], token: int, watched: Task[Any] | Transfer) -> None:
         if task.token != token or task.finished:
@@ -330,7 +330,7 @@ class Tasks:
             self.wake_error(task, token, error)
             return
         if value is WAIT:
-            watched.watchers.append((task, token))
+            watched.watchers += ((task, token),)
         else:
             self.wake(task, token, value)
 

@@ -10,6 +10,9 @@ from edgefl.network import Access, NetworkPlan, Topology
 from edgefl.nodes import Message
 from edgefl.runtimes.virtual.links import Flow, Lane, make_links
 
+NOTHING = (0.0, 0.0, 0.0)
+"""No latency, no jitter, no loss."""
+
 
 class Kernel:
     """A clock with events, and a network on it. arrived: when each flow was all there, by name."""
@@ -45,7 +48,7 @@ class Kernel:
 
     def flow(self, at_s, name, sender, receiver, size, *, cap=math.inf, reserved=None) -> Flow:
         """Start a flow of `size` bytes at a time."""
-        lane = Lane(sender, receiver, Message, cap, [0, 0, 0], ((0.0, 0.0, 0.0), (0.0, 0.0, 0.0)), 1.0, None)
+        lane = Lane(sender, receiver, None, Message, cap, [0, 0, 0], (NOTHING, NOTHING), 1.0, None)
         flow = Flow(name, lane, int(size), float(size), reserved)
         self.flows.append(flow)
         self.call_later(at_s - self.now, self.links.start, flow)

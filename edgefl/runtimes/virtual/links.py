@@ -46,7 +46,7 @@ class FifoLinks:
         self._clock, self._on_left, self._traces = clock, on_left, plan.traces
         self._up = [access.up_bytes_per_s for access in plan.access]
         self._down = [access.down_bytes_per_s for access in plan.access]
-        self._queues: dict[int, deque[Flow]] = {}
+        self._queues: list[deque[Flow] | None] = [None] * len(plan.access)
         self._reserved: dict[int, float] = {}
         self._down_free_s = [0.0] * len(plan.access)
         self._ended = self._finish  # bound once, for all events
@@ -65,7 +65,7 @@ class FifoLinks:
             self._reserved[sender] = self._reserved.get(sender, 0.0) + flow.reserved
             self._send(flow, min(flow.reserved, flow.lane.cap))
             return
-        queue = self._queues.get(flow.lane.sender)
+        queue = self._queues[flow.lane.sender]
         if queue is None:
             queue = self._queues[flow.lane.sender] = deque()
         queue.append(flow)
@@ -107,6 +107,7 @@ class FifoLinks:
             self._reserved[flow.lane.sender] -= flow.reserved
             return
         queue = self._queues[flow.lane.sender]
+        assert queue is not None
         if queue[0] is not flow:
             queue.remove(flow)
             return

@@ -23,6 +23,7 @@ from edgefl.nodes.plan import Crash, Observer, RunPlan
 from edgefl.parameters.moves import lent
 from edgefl.runtimes.interpreter import Interpreter
 from edgefl.runtimes.outcome import Outcome
+from edgefl.runtimes.tasks import NodeState
 from edgefl.runtimes.virtual.links import Flow, Lane, make_links
 from edgefl.runtimes.virtual.processor import Item, Jitter, Processor, Workshop
 from edgefl.runtimes.virtual.transit import Draws
@@ -54,7 +55,8 @@ class VirtualRuntime(Interpreter):
         self.logging = checkpointer is not None
         self._num_ticks = 0
         self._time_s = 0.0
-        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], Any]] = []
+        """(time, sequence, call, arguments); a single one, as most have it, stands there itself."""
         self._soon: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
         self._last: list[Callable[..., None]] = []
         self._sequence = 0
@@ -88,7 +90,9 @@ class VirtualRuntime(Interpreter):
 
     def call_later(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         self._sequence += 1
-        heappush(self._heap, (self._time_s + delay_s, self._sequence, call, args))
+        alone = len(args) == 1 and not isinstance(args[0], tuple)
+        due = self._time_s + delay_s
+        heappush(self._heap, (due, self._sequence, call, args[0] if alone else args))
 
     def call_aside(self, delay_s: float, call: Callable[..., None], *args: Any) -> None:
         """As call_later, for what moves no program by itself: a run does not go on for its sake."""
@@ -99,10 +103,10 @@ class VirtualRuntime(Interpreter):
         self._num_aside -= 1
         call(*args)
 
-    def _call_at(self, time_s: float, call: Callable[..., None], *args: Any) -> None:
-        """Call at a time of the clock, to the bit: what is due at one instant keeps its order."""
+    def _arrive_at(self, time_s: float, flow: Flow) -> None:
+        """Let a flow arrive at this time, to the bit: what is due at one instant keeps its order."""
         self._sequence += 1
-        heappush(self._heap, (time_s, self._sequence, call, args))
+        heappush(self._heap, (time_s, self._sequence, self._arrival, flow))
 
     def call_soon(self, call: Callable[..., None], *args: Any) -> None:
         self._soon.append((call, args))
@@ -114,7 +118,7 @@ class VirtualRuntime(Interpreter):
     def run(self) -> Outcome:
         """Run to the end. Raises Stuck when nobody can move any more, ProgramFailed for a program's error."""
         threads = None if self.executor is None else self.executor.threads
-        with _rare_collections(), _quick_switches(), lent(threads):
+        with _rare_collections(len(self.states)), _quick_switches(), lent(threads):
             return self._run()
 
     def _run(self) -> Outcome:
@@ -167,10 +171,13 @@ class VirtualRuntime(Interpreter):
                 self._time_s = limit
                 self.stop("time limit")
                 return
-            _, _, call, args = heappop(heap)
+            _, _, call, given = heappop(heap)
             self._time_s = time_s
             self.num_events += 1
-            call(*args)
+            if isinstance(given, tuple):
+                call(*given)
+            else:
+                call(given)
 
     def _outcome(self) -> Outcome:
         return Outcome(
@@ -235,6 +242,7 @@ class VirtualRuntime(Interpreter):
         lane = self._lanes[sender][receiver, kind] = Lane(
             sender,
             receiver,
+            self.states[receiver],
             kind,
             self.plan.network.cap(sender, receiver),
             self.traffic.row(sender, receiver, kind.__name__),
@@ -306,7 +314,7 @@ class VirtualRuntime(Interpreter):
                 return
         elif self._may_overtake:
             arrives = lane.last_arrival_s = max(arrives, lane.last_arrival_s)
-        self._call_at(arrives, self._arrival, flow)
+        self._arrive_at(arrives, flow)
 
     def _arrive(self, flow: Flow) -> None:
         if flow.transfer.cancelled:
@@ -315,13 +323,14 @@ class VirtualRuntime(Interpreter):
         heal_s = self._partitioned_until(lane.sender, lane.receiver) if self._partitions else None
         if heal_s is not None:
             if not lane.kind.lossy:
-                self._call_at(heal_s, self._arrival, flow)
+                self._arrive_at(heal_s, flow)
             return
-        if not self.states[lane.receiver].alive:
+        state: NodeState = lane.state
+        if not state.alive:
             if not self._is_silent(lane.receiver):
                 self.call_later(self.plan.faults.detect_s, self.undeliverable, flow.transfer, lane.receiver)
             return
-        self.deliver(lane.receiver, flow.transfer.message)
+        self.hand(state, flow.transfer.message)
         self.acknowledged(flow.transfer)
 
     def _partitioned_until(self, a: int, b: int) -> float | None:
@@ -405,10 +414,13 @@ class VirtualRuntime(Interpreter):
 
 
 @contextmanager
-def _rare_collections() -> Iterator[None]:
-    """Collect garbage rarely: events make many small objects and hardly any cycle (6 to 15 % of a run)."""
+def _rare_collections(num_nodes: int) -> Iterator[None]:
+    """Collect garbage rarely: events make many small objects and hardly any cycle (6 to 15 % of a run).
+
+    What a large fleet has under way at once is to be gone before it is looked at.
+    """
     before = gc.get_threshold()
-    gc.set_threshold(100_000, 50, 100)
+    gc.set_threshold(max(100_000, 100 * num_nodes), 50, 100)
     try:
         yield
     finally:

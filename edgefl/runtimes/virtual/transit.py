@@ -47,20 +47,21 @@ class Lane:
     """The way of one kind of message from one node to another, and what all of them meet on it.
 
     ends: latency_s, jitter and loss of the sender's access and of the receiver's. draws: the sender's, for
-    jitter; None where there is none. row: the lane's traffic.
+    jitter; None where there is none. row: the lane's traffic. state: the receiver's, as the runtime knows it.
     """
 
     __slots__ = (
         "busy", "cap", "copying_rate", "crosses", "draws", "ends", "kind", "last_arrival_s", "latency_s",
-        "loss", "name", "receiver", "row", "sender", "waiting",
+        "loss", "name", "receiver", "row", "sender", "state", "waiting",
     )  # fmt: skip
 
     def __init__(
-        self, sender: int, receiver: int, kind: type[Message], cap: float, row: list[int],
+        self, sender: int, receiver: int, state: Any, kind: type[Message], cap: float, row: list[int],
         ends: tuple[tuple[float, float, float], tuple[float, float, float]], copying_rate: float,
         draws: Draws | None,
     ) -> None:  # fmt: skip
-        self.sender, self.receiver, self.kind, self.name = sender, receiver, kind, kind.__name__
+        self.sender, self.receiver, self.state = sender, receiver, state
+        self.kind, self.name = kind, kind.__name__
         self.cap, self.row, self.ends, self.copying_rate, self.draws = cap, row, ends, copying_rate, draws
         (latency_s, _, loss), (far_latency_s, _, far_loss) = ends
         self.latency_s = latency_s + far_latency_s
