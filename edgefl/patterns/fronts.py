@@ -138,20 +138,28 @@ async def serve_turns(
     node: Node,
     kind: type[M],
     handle: Callable[[Node, M, dict[str, Any]], Coroutine[Any, Any, dict[str, Any]]],
+    tell: Callable[[Node, dict[str, Any], bool], None] | None = None,
 ) -> None:
     """A client's life: handle each turn, and save what the handling returns; a newer turn ends an older one.
 
     kind: the message that a turn begins with. handle: given the node, the message and what was saved last;
-    it sends the answer itself.
+    it sends the answer itself. tell: for clients with a memory, sends the answer in its place, from what was
+    saved, which is on the disk by then; True: once more, as the first may not have left before a crash.
     """
     saved = dict(node.saved or {})
+    if tell is not None and saved:
+        tell(node, saved, True)
     m = await node.receive(kind)
     while True:
         work = node.start(handle(node, m, saved))
         newer: Any = await node.first(node.receive(kind), work)
         if newer is work:
             saved = work.value
-            await node.save(**saved)
+            if tell is None:
+                await node.save(**saved)
+            else:
+                await node.store(**saved)
+                tell(node, saved, False)
             m = await node.receive(kind)
         else:
             work.cancel()

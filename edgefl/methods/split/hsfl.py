@@ -152,19 +152,19 @@ async def _serve(
 
 
 async def client(node: Node) -> None:
-    if node.saved:
-        _answer(node, BackAgain, node.saved)
-    await serve_turns(node, Assigned, _turn)
+    await serve_turns(node, Assigned, _turn, _tell)
 
 
-def _answer(node: Node, kind: type[FrontBack], saved: Mapping[str, Any]) -> None:
+def _tell(node: Node, saved: Mapping[str, Any], again: bool) -> None:
+    """The end of a turn, which the client has on the disk: the server never goes on from one that has to be
+    done again."""
+    kind = BackAgain if again else FrontBack
     back = kind(saved["turn"], None, None, saved["loss"], saved["busy_s"])
     node.send(node.fleet.ids("server"), back, rate_bytes_per_s=saved["rate"])
 
 
 async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any]:
-    """Take or give layers, and train the front, which is on the disk before the answer leaves: the server
-    never goes on from a turn that its client has to do again."""
+    """Take or give layers, and train the front."""
     model, rate = node.model, m.rate_bytes_per_s
     # A server that was restarted repeats its round.
     again = "before_" if saved and saved["turn"][1] == m.turn[1] else ""
@@ -188,10 +188,7 @@ async def _turn(node: Node, m: Assigned, saved: dict[str, Any]) -> dict[str, Any
     if own is not None:
         node.publish(own, step=m.turn[1] + 1)
     answer = {"turn": m.turn, "loss": back.loss, "busy_s": back.busy_s, "rate": rate}
-    new = {"front": own, "cut": m.cut, **before, **answer}
-    await node.store(**new)
-    _answer(node, FrontBack, new)
-    return new
+    return {"front": own, "cut": m.cut, **before, **answer}
 
 
 METHOD = Method(
