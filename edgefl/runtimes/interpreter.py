@@ -181,7 +181,7 @@ class Interpreter(Tasks):
     def _begin_join(self, task: Task[Any], op: Join[Any]) -> Any:
         if op.task.finished:
             return op.task.outcome()
-        op.task.watchers += ((task, task.token),)
+        self.watch(op.task, task)
         return WAIT
 
     def _begin_left(self, task: Task[Any], op: Left) -> Any:
@@ -192,7 +192,7 @@ class Interpreter(Tasks):
 
     def _watch(self, task: Task[Any], watched: Transfer, value: Any) -> Any:
         if value is WAIT:
-            watched.watchers += ((task, task.token),)
+            self.watch(watched, task)
         return value
 
     def _begin_first(self, task: Task[Any], op: First) -> Any:
@@ -216,7 +216,7 @@ class Interpreter(Tasks):
                 raise TypeError(f"first() takes receives, tasks and transfers; start() {one!r} first")
         for one in op.ops:
             if isinstance(one, Task | Transfer):
-                one.watchers += ((task, task.token),)
+                self.watch(one, task)
         if receives:
             task.state.waiting[task] = tuple(receives)
         if timeouts:

@@ -315,6 +315,11 @@ class Tasks:
 
     # --- who waits for a task or a transfer ------------------------------------------------------------
 
+    def watch(self, watched: Task[Any] | Transfer, task: Task[Any]) -> None:
+        """Wake a task by wake_watchers; where it has watched before, that wait is over."""
+        others = [entry for entry in watched.watchers if entry[0] is not task] if watched.watchers else []
+        watched.watchers = (*others, (task, task.token))
+
     def wake_watchers(self, watched: Task[Any] | Transfer) -> None:
         for task, token in watched.watchers:
             self.call_soon(self._wake_watcher, task, token, watched)
@@ -330,7 +335,7 @@ class Tasks:
             self.wake_error(task, token, error)
             return
         if value is WAIT:
-            watched.watchers += ((task, token),)
+            self.watch(watched, task)
         else:
             self.wake(task, token, value)
 
