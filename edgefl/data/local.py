@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -45,8 +46,10 @@ class LocalData:
     seed: int
     _latest: tuple[int, np.ndarray] = field(default=(-1, np.empty(0)), init=False, repr=False)
     """The block of epochs asked for last and their orders, (epochs, n)."""
-    _cut: tuple[int, int, np.ndarray] = field(default=(-1, 0, np.empty(0)), init=False, repr=False)
-    """A block, a batch size, and the block's mini-batches as `rows` gives them: a step costs a slice."""
+    _cut: tuple[int, int, np.ndarray, np.ndarray] = field(
+        default=(-1, 0, np.empty(0), np.empty(0)), init=False, repr=False
+    )
+    """A block, a batch size, and the block's mini-batches as `cut` gives them: a step costs two slices."""
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -79,26 +82,29 @@ class LocalData:
             object.__setattr__(self, "_latest", (block, orders))
         return orders
 
-    def rows(self, steps: range, batch_size: int) -> np.ndarray:
-        """(S, W) indices of consecutive mini-batches. A short batch is filled up with its own first example.
+    def cut(self, steps: range, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """(S, W) the indices of consecutive mini-batches; and (S, W) float32, of each example in its batch's
+        mean. A short batch is filled up with its own first example, of weight 0.
 
         W: batch_size, or the node's examples rounded up to a multiple of 4 where that is less: products over
-        13 to 15 examples measured no faster than over 16. Raises ValueError without data.
+        13 to 15 examples measured no faster than over 16. Both only to be read. Raises ValueError without
+        data.
         """
         per_epoch = self.steps_per_epoch(batch_size)
         if not per_epoch:
             raise ValueError(f"node {self.node} has no data")
         each = self._at_once * per_epoch
         first, last = steps.start // each, (steps.stop - 1) // each
-        rows = self._cut_block(first, batch_size)
+        rows, weights = self._cut_block(first, batch_size)
         if first < last:
-            blocks = [rows, *(self._cut_block(block, batch_size) for block in range(first + 1, last + 1))]
-            rows = np.concatenate(blocks)
-        return rows[steps.start - first * each : steps.stop - first * each]
+            blocks = [self._cut_block(block, batch_size) for block in range(first, last + 1)]
+            rows, weights = (np.concatenate(tables) for tables in zip(*blocks, strict=True))
+        here = slice(steps.start - first * each, steps.stop - first * each)
+        return rows[here], weights[here]
 
-    def _cut_block(self, block: int, batch_size: int) -> np.ndarray:
-        """(steps, W) the rows of a block of epochs."""
-        latest, size, rows = self._cut
+    def _cut_block(self, block: int, batch_size: int) -> tuple[np.ndarray, np.ndarray]:
+        """(steps, W) the rows and weights of a block of epochs."""
+        latest, size, rows, weights = self._cut
         if latest != block or size != batch_size:
             rows, n = self._orders(block), len(self.indices)
             last = (self.steps_per_epoch(batch_size) - 1) * batch_size
@@ -107,8 +113,13 @@ class LocalData:
                 orders, rows = rows, np.empty((len(rows), last + width), np.int64)
                 rows[:, :n], rows[:, n:] = orders, orders[:, last, np.newaxis]
             rows = rows.reshape(-1, width)
-            object.__setattr__(self, "_cut", (block, batch_size, rows))
-        return rows
+            weights = self._weights_in(rows, batch_size)
+            object.__setattr__(self, "_cut", (block, batch_size, rows, weights))
+        return rows, weights
+
+    def _weights_in(self, rows: np.ndarray, batch_size: int) -> np.ndarray:
+        """The weights of the rows of a whole number of epochs."""
+        return _shares(len(self.indices), batch_size, len(rows), rows.shape[1]).astype(np.float32)
 
     def sizes(self, steps: range, batch_size: int) -> list[int]:
         """Examples in each of these mini-batches."""
@@ -122,7 +133,7 @@ class LocalData:
 
     def batches(self, steps: range, batch_size: int) -> list[np.ndarray]:
         """The indices of consecutive mini-batches, as `batch_indices` gives them one by one."""
-        rows = self.rows(steps, batch_size)
+        rows, _ = self.cut(steps, batch_size)
         return [row[:size] for row, size in zip(rows, self.sizes(steps, batch_size), strict=True)]
 
     def batch(self, step: int, batch_size: int) -> Batch:
@@ -152,6 +163,22 @@ class WeightedData(LocalData):
         found: np.ndarray = self.weights[np.searchsorted(self.indices, indices)]
         return found
 
+    def _weights_in(self, rows: np.ndarray, batch_size: int) -> np.ndarray:
+        shares = _shares(len(self.indices), batch_size, len(rows), rows.shape[1])
+        own: np.ndarray = self.weights_of(rows) * shares
+        own /= own.sum(1, keepdims=True)
+        return own.astype(np.float32)
+
     def take(self, indices: np.ndarray) -> Batch:
         batch = super().take(indices)
         return Batch(batch.x, batch.y, torch.from_numpy(self.weights_of(indices)).float())
+
+
+@functools.lru_cache(64)
+def _shares(n: int, batch_size: int, steps: int, width: int) -> np.ndarray:
+    """(steps, width) float64, only to be read: 1 / size in the places of each batch's examples, then 0."""
+    last_size = n % batch_size or batch_size
+    sizes = np.full((steps, 1), batch_size)
+    per_epoch = -(-n // batch_size)
+    sizes[per_epoch - 1 :: per_epoch] = last_size
+    return np.where(np.arange(width) < sizes, 1 / sizes, 0.0)

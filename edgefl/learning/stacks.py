@@ -57,7 +57,7 @@ class Stacks:
     def train(self, models: Order, streams: Streams, rates: Tensor) -> tuple[Tensor, Tensor]:
         """Plain SGD at rates (G,): the new models, and the sum of each one's losses over its steps, (G,)."""
         s = streams
-        made, new, loss = self._passes.train(
+        made, new, loss, _ = self._passes.train(
             models.ingredients, *self._shape, s.x, s.y, s.index, s.weight, rates, s.active, s.at_once
         )
         models.keep(made)
@@ -66,7 +66,7 @@ class Stacks:
     def gradients(self, models: Order, streams: Streams) -> tuple[Tensor, Tensor]:
         """At the first step of streams: the gradients, (G, P), and the losses, (G,)."""
         s = streams
-        made, slope, losses = self._passes.gradients(
+        made, slope, losses, _ = self._passes.gradients(
             models.ingredients, *self._shape, s.x, s.y, s.index[0], s.weight[0]
         )
         models.keep(made)

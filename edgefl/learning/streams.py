@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from edgefl.data import LocalData, WeightedData
+from edgefl.data import LocalData
 
 _AT_ONCE = 1 << 18
 """Inputs gathered at a time, at most, unless one step takes more: 1 MB, which stays in a core's cache."""
@@ -30,35 +30,26 @@ class Streams:
     ) -> None:
         """nodes: data and steps of each."""
         self.x, self.y = x, y
-        table = [data.rows(steps, batch_size) for data, steps in nodes]
-        width = max(rows.shape[1] for rows in table)
-        index = np.zeros((len(table[0]), len(table), width), np.int64)
-        for g, rows in enumerate(table):
-            # Where a batch is short its own first example fills it up, at weight 0.
-            index[: len(rows), g] = rows if rows.shape[1] == width else _widened(rows, width)
-        sizes = _sizes(nodes, batch_size)
-        weight = (np.arange(width) < sizes[:, :, np.newaxis]) / np.maximum(sizes, 1)[:, :, np.newaxis]
-        for g, (data, steps) in enumerate(nodes):
-            if isinstance(data, WeightedData):
-                own = weight[: len(steps), g]
-                own *= data.weights_of(index[: len(steps), g])
-                own /= own.sum(1, keepdims=True)
-        self.index = torch.from_numpy(index).to(x.device)
-        self.weight = torch.from_numpy(weight.astype(np.float32)).to(x.device)
-        self.active: list[int] = np.count_nonzero(sizes, axis=1).tolist()
-        self.at_once = max(1, _AT_ONCE // (len(table) * width * x.shape[1]))
+        cuts = [data.cut(steps, batch_size) for data, steps in nodes]
+        num_steps, width = cuts[0][0].shape
+        if all(rows.shape == (num_steps, width) for rows, _ in cuts):
+            self.active = [len(cuts)] * num_steps
+        else:
+            self.active = [sum(len(rows) > step for rows, _ in cuts) for step in range(num_steps)]
+            width = max(rows.shape[1] for rows, _ in cuts)
+            cuts = [_fitted(rows, weights, num_steps, width) for rows, weights in cuts]
+        index, weight = (np.concatenate(tables, axis=1) for tables in zip(*cuts, strict=True))
+        shape = num_steps, len(cuts), width
+        self.index = torch.from_numpy(index.reshape(shape)).to(x.device)
+        self.weight = torch.from_numpy(weight.reshape(shape)).to(x.device)
+        self.at_once = max(1, _AT_ONCE // (len(cuts) * width * x.shape[1]))
 
 
-def _widened(rows: np.ndarray, width: int) -> np.ndarray:
-    return np.concatenate([rows, np.repeat(rows[:, :1], width - rows.shape[1], axis=1)], axis=1)
-
-
-def _sizes(nodes: Sequence[tuple[LocalData, range]], batch_size: int) -> np.ndarray:
-    """(S, G) examples in each node's batches, the last of an epoch smaller; 0 where it has no such step."""
-    table = [(len(data), steps.start, len(steps)) for data, steps in nodes]
-    num_examples, start, count = np.array(table).T
-    per_epoch = -(-num_examples // batch_size)
-    place = np.arange(count.max())[:, np.newaxis]
-    is_last = (start + place) % per_epoch == per_epoch - 1
-    sizes = np.where(is_last, num_examples - (per_epoch - 1) * batch_size, batch_size)
-    return np.where(place < count, sizes, 0)
+def _fitted(
+    rows: np.ndarray, weights: np.ndarray, num_steps: int, width: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """A node's batches filled up: each with its own first example, at weight 0, and steps of nothing."""
+    more = ((0, num_steps - len(rows)), (0, width - rows.shape[1]))
+    index, weight = np.pad(rows, more), np.pad(weights, more)
+    index[: len(rows), rows.shape[1] :] = rows[:, :1]
+    return index, weight

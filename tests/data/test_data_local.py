@@ -76,11 +76,13 @@ def test_consecutive_batches_are_those_given_one_by_one():
 @pytest.mark.parametrize("size", [1, 3, 11, 16, 300, 600])
 def test_rows_fill_short_batches_up_with_their_own_first_example(size):
     data, steps = share(range(size)), range(7, 120)
-    rows, sizes = data.rows(steps, 8), data.sizes(steps, 8)
+    (rows, weights), sizes = data.cut(steps, 8), data.sizes(steps, 8)
     fitting = -(-size // 4) * 4
     assert rows.shape == (len(steps), min(8, fitting))
-    assert data.rows(range(1), 700).shape == (1, fitting)
+    assert data.cut(range(1), 700)[0].shape == (1, fitting)
     for row, batch, length in zip(rows, data.batches(steps, 8), sizes, strict=True):
         assert row[:length].tolist() == batch.tolist() and len(batch) == length
         assert set(row[length:]) <= {row[0]}
-    assert rows[5].tolist() == data.rows(range(12, 13), 8)[0].tolist()
+    for weight, length in zip(weights, sizes, strict=True):
+        assert weight.tolist() == [np.float32(1 / length)] * length + [0.0] * (rows.shape[1] - length)
+    assert rows[5].tolist() == data.cut(range(12, 13), 8)[0][0].tolist()
