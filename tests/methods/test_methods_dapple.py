@@ -112,7 +112,9 @@ def test_every_cut_of_every_shipped_model(name, cut, method, optimiser):
     found, expected = model_of(plan, run(plan).results), unsplit(plan, 6)
     if optimiser == "adam":
         found, expected = without_keys(found), without_keys(expected)
-    assert near(found, expected)
+    # The transformer's norms over small embeddings magnify rounding: in six steps of plain float32 training,
+    # whole batches and micro-batches drift 2e-5 apart on some processors, and both as far from float64.
+    assert near(found, expected, 1e-4 if name == "transformer" else 1e-5)
 
 
 @pytest.mark.parametrize(
