@@ -119,7 +119,12 @@ class LocalData:
 
     def _weights_in(self, rows: np.ndarray, batch_size: int) -> np.ndarray:
         """The weights of the rows of a whole number of epochs."""
-        return _shares(len(self.indices), batch_size, len(rows), rows.shape[1]).astype(np.float32)
+        return self._shares(rows, batch_size, "float32")
+
+    def _shares(self, rows: np.ndarray, batch_size: int, dtype: str) -> np.ndarray:
+        """Likewise, where all examples of a batch weigh the same; one array for all nodes of this size."""
+        epoch = self.sizes(range(self.steps_per_epoch(batch_size)), batch_size)
+        return _shares(tuple(epoch), *rows.shape, dtype)
 
     def sizes(self, steps: range, batch_size: int) -> list[int]:
         """Examples in each of these mini-batches."""
@@ -164,8 +169,7 @@ class WeightedData(LocalData):
         return found
 
     def _weights_in(self, rows: np.ndarray, batch_size: int) -> np.ndarray:
-        shares = _shares(len(self.indices), batch_size, len(rows), rows.shape[1])
-        own: np.ndarray = self.weights_of(rows) * shares
+        own: np.ndarray = self.weights_of(rows) * self._shares(rows, batch_size, "float64")
         own /= own.sum(1, keepdims=True)
         return own.astype(np.float32)
 
@@ -175,10 +179,10 @@ class WeightedData(LocalData):
 
 
 @functools.lru_cache(64)
-def _shares(n: int, batch_size: int, steps: int, width: int) -> np.ndarray:
-    """(steps, width) float64, only to be read: 1 / size in the places of each batch's examples, then 0."""
-    last_size = n % batch_size or batch_size
-    sizes = np.full((steps, 1), batch_size)
-    per_epoch = -(-n // batch_size)
-    sizes[per_epoch - 1 :: per_epoch] = last_size
-    return np.where(np.arange(width) < sizes, 1 / sizes, 0.0)
+def _shares(epoch: tuple[int, ...], steps: int, width: int, dtype: str) -> np.ndarray:
+    """(steps, width), only to be read: 1 / size in the places of each batch's examples, then 0.
+
+    epoch: the sizes of an epoch's batches.
+    """
+    sizes = np.tile(epoch, steps // len(epoch))[:, np.newaxis]
+    return np.where(np.arange(width) < sizes, 1 / sizes, 0.0).astype(dtype)

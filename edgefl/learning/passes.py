@@ -128,8 +128,7 @@ def gradients(
     """What had to be made of the models (see `stacked`), their `slopes`, and what was given."""
     found, rows = stacked(models)
     into, losses = slopes(rows.to(x.device), places, relus, regression, x, y, index, weight)
-    models[0].extend([x, y, index, weight])
-    return found, into, losses, models[0]
+    return found, into, losses, models[0] + [x, y, index, weight]
 
 
 def descend(
@@ -207,8 +206,7 @@ def train(
     for i in range(len(weights)):
         into_weights[i].copy_(weights[i])
         into_biases[i].copy_(biases[i])
-    models[0].extend([x, y, index, weight, rates])
-    return found, new, total, models[0]
+    return found, new, total, models[0] + [x, y, index, weight, rates]
 
 
 def evaluate(

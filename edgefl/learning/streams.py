@@ -34,22 +34,26 @@ class Streams:
         num_steps, width = cuts[0][0].shape
         if all(rows.shape == (num_steps, width) for rows, _ in cuts):
             self.active = [len(cuts)] * num_steps
+            index, weight = (np.concatenate(tables, axis=1) for tables in zip(*cuts, strict=True))
+            index, weight = index.reshape(num_steps, -1, width), weight.reshape(num_steps, -1, width)
         else:
-            self.active = [sum(len(rows) > step for rows, _ in cuts) for step in range(num_steps)]
-            width = max(rows.shape[1] for rows, _ in cuts)
-            cuts = [_fitted(rows, weights, num_steps, width) for rows, weights in cuts]
-        index, weight = (np.concatenate(tables, axis=1) for tables in zip(*cuts, strict=True))
-        shape = num_steps, len(cuts), width
-        self.index = torch.from_numpy(index.reshape(shape)).to(x.device)
-        self.weight = torch.from_numpy(weight.reshape(shape)).to(x.device)
-        self.at_once = max(1, _AT_ONCE // (len(cuts) * width * x.shape[1]))
+            lengths = np.array([len(rows) for rows, _ in cuts])
+            self.active = np.count_nonzero(lengths > np.arange(num_steps)[:, np.newaxis], axis=1).tolist()
+            index, weight = _filled_up(cuts, num_steps, max(rows.shape[1] for rows, _ in cuts))
+        self.index = torch.from_numpy(index).to(x.device)
+        self.weight = torch.from_numpy(weight).to(x.device)
+        self.at_once = max(1, _AT_ONCE // (index[0].size * x.shape[1]))
 
 
-def _fitted(
-    rows: np.ndarray, weights: np.ndarray, num_steps: int, width: int
+def _filled_up(
+    cuts: Sequence[tuple[np.ndarray, np.ndarray]], num_steps: int, width: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """A node's batches filled up: each with its own first example, at weight 0, and steps of nothing."""
-    more = ((0, num_steps - len(rows)), (0, width - rows.shape[1]))
-    index, weight = np.pad(rows, more), np.pad(weights, more)
-    index[: len(rows), rows.shape[1] :] = rows[:, :1]
+    """Batches of unequal widths and numbers side by side: a short one is filled up with its own first
+    example, at weight 0, and where a node has no such step all weights are 0."""
+    shape = num_steps, len(cuts), width
+    index, weight = np.zeros(shape, np.int64), np.zeros(shape, np.float32)
+    for g, (rows, weights) in enumerate(cuts):
+        steps, own = rows.shape
+        index[:steps, g, :own], weight[:steps, g, :own] = rows, weights
+        index[:steps, g, own:] = rows[:, :1]
     return index, weight
